@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,17 +22,16 @@ from schedlang.cli.command_table import (
     parser_of,
     parser_of_all,
 )
-from schedlang.cli.main import main
 from schedlang.cli.outputs import INPUTS, OUTPUTS
-from tests.support.commands import Done, schedc
+from tests.support.commands import Done, document, exit_code, line_words, output, schedc
 from tests.support.paths import DOCS, PROGRAMS, ROOT
 
 ONE_F_ONE_B = str(PROGRAMS / "1f1b.sched")
 
 
-def schedc_process(*arguments: str) -> Done:
+def schedc_process(*line: object) -> Done:
     """Run a command in a process of its own."""
-    command = [sys.executable, "-m", "schedlang", *arguments]
+    command = [sys.executable, "-m", "schedlang", *line_words(*line)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=60, check=False
     )
@@ -40,16 +40,7 @@ def schedc_process(*arguments: str) -> Done:
 
 def test_compile_show_simulate(tmp_path: Path) -> None:
     plan = str(tmp_path / "plan.json")
-    arguments = [
-        "compile",
-        ONE_F_ONE_B,
-        "-p",
-        "ranks=2",
-        "-p",
-        "microbatches=3",
-        "-o",
-        plan,
-    ]
+    arguments = ["compile", ONE_F_ONE_B, "-p ranks=2 -p microbatches=3 -o", plan]
     result = schedc_process(*arguments)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout == (
@@ -57,7 +48,7 @@ def test_compile_show_simulate(tmp_path: Path) -> None:
         f"wrote {plan}\n"
     )
     assert (
-        schedc("show", plan, "--ranks", "--compute").stdout
+        schedc("show", plan, "--ranks --compute").stdout
         == "0F0 0F1 0B0 0F2 0B1 0B2\n1F0 1B0 1F1 1B1 1F2 1B2\n"
     )
     assert schedc("show", plan, "--ranks").stdout.startswith(
@@ -101,13 +92,13 @@ def test_communication_takes_time_on_its_transport(
     """
     explicit = str(PROGRAMS / "1f1b_explicit.sched")
     plan = str(tmp_path / "plan.json")
-    slow = ["--p2p-time", "0.25"]
+    slow = "--p2p-time 0.25"
     for options, transport, makespan in [
         ([], "gloo", 37),
-        (["--transport", "nccl"], "nccl", 37.75),
-        (["--transport", "nccl", "--ideal"], "ideal", 37),
+        (["--transport nccl"], "nccl", 37.75),
+        (["--transport nccl --ideal"], "ideal", 37),
     ]:
-        figures = simulated(explicit, *slow, *options)
+        figures = simulated(explicit, slow, *options)
         assert (
             figures["transport"],
             figures["makespan"],
@@ -117,91 +108,59 @@ def test_communication_takes_time_on_its_transport(
             makespan,
             37,
         )
-    assert main(["compile", ONE_F_ONE_B, "--transport", "nccl", "-o", plan]) == 0
-    assert simulated(plan, *slow)["transport"] == "nccl"
+    assert exit_code("compile", ONE_F_ONE_B, "--transport nccl -o", plan) == 0
+    assert simulated(plan, slow)["transport"] == "nccl"
     assert (
-        simulated(plan, *slow)["makespan"] == 38.75
+        simulated(plan, slow)["makespan"] == 38.75
     )  # proved without times of transfers: nothing was to be gained
-    assert simulated(plan, *slow, "--transport", "gloo")["makespan"] == 37
-    assert simulated(ONE_F_ONE_B, *slow, "--transport", "nccl")["makespan"] == 37.5
+    assert simulated(plan, slow, "--transport gloo")["makespan"] == 37
+    assert simulated(ONE_F_ONE_B, slow, "--transport nccl")["makespan"] == 37.5
     capsys.readouterr()
-    assert main(["simulate", explicit, *slow, "--transport", "nccl"]) == 0
     assert (
         "\nbeyond the ideal      0.75     longer on nccl than the ideal 37,"
-        in capsys.readouterr().out
+        in output("simulate", explicit, slow, "--transport nccl")
     )
-    assert main(["simulate", explicit, *slow]) == 0
-    assert "beyond the ideal" not in capsys.readouterr().out
+    assert "beyond the ideal" not in output("simulate", explicit, slow)
 
 
 def test_verbose_says_how_communication_was_chosen(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
 ) -> None:
     program = tmp_path / "slow.sched"
     text = re.sub("assert .*", "", Path(ONE_F_ONE_B).read_text())
     program.write_text(
         text.replace("rank r {", "cost F = 4  cost B = 8  cost send = 1\n    rank r {")
     )
-    assert main(["compile", str(program), "-v", "--transport", "nccl"]) == 0
-    assert capsys.readouterr().out.splitlines()[1:] == [
+    assert output("compile", str(program), "-v --transport nccl").splitlines()[1:] == [
         "lowering: posted early; makespan 150 on nccl, 148 ideal (+1.4%)",
         "tried: co-issued 155, posted early 150, posted early in order 150, fused 150, fused and posted early 150, "
         "deferred 157",
     ]
-    assert main(["compile", str(program), "-v"]) == 0
-    assert capsys.readouterr().out.splitlines()[1:] == [
+    assert output("compile", str(program), "-v").splitlines()[1:] == [
         "lowering: co-issued; makespan 148 on gloo, 148 ideal (+0.0%)"
     ]
 
 
-def test_forward_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_forward_only(tmp_path: Path) -> None:
     plan = str(tmp_path / "plan.json")
-    assert (
-        main(
-            [
-                "compile",
-                ONE_F_ONE_B,
-                "-p",
-                "ranks=2",
-                "-p",
-                "microbatches=3",
-                "--forward-only",
-                "-o",
-                plan,
-            ]
-        )
-        == 0
+    assert "12 actions; forward only, no deadlock; 25.0% idle" in output(
+        "compile", ONE_F_ONE_B, "-p ranks=2 -p microbatches=3 --forward-only -o", plan
     )
-    assert (
-        "12 actions; forward only, no deadlock; 25.0% idle" in capsys.readouterr().out
-    )
-    assert main(["show", plan, "--ranks"]) == 0
-    assert capsys.readouterr().out == (
+    assert output("show", plan, "--ranks") == (
         "0F0 0SEND_F0 0F1 0SEND_F1 0F2 0SEND_F2\n1RECV_F0 1F0 1RECV_F1 1F1 1RECV_F2 1F2\n"
     )
 
 
-def simulated(*arguments: str) -> dict[str, object]:
-    return json.loads(schedc("simulate", *arguments, "--json").stdout)
+def simulated(*line: object) -> dict[str, Any]:
+    return document("simulate", *line)
 
 
 def test_costs(tmp_path: Path) -> None:
-    per_stage = [
-        "--forward-times",
-        "1",
-        "1",
-        "1",
-        "2",
-        "--backward-times",
-        "2",
-        "2",
-        "2",
-        "4",
-    ]
+    per_stage = "--forward-times 1 1 1 2 --backward-times 2 2 2 4"
     assert (
-        simulated(ONE_F_ONE_B, *per_stage)["makespan"] == 57
+        simulated(ONE_F_ONE_B, per_stage)["makespan"] == 57
     )  # as a public visualizer has it
-    assert simulated(ONE_F_ONE_B, "--p2p-time", "0.5")["makespan"] == 41
+    assert simulated(ONE_F_ONE_B, "--p2p-time 0.5")["makespan"] == 41
     (tmp_path / "costs.json").write_text(
         json.dumps({"forward_times": [1, 1, 1, 2], "backward_times": [2, 2, 2, 4]})
     )
@@ -211,68 +170,10 @@ def test_costs(tmp_path: Path) -> None:
     )
     zero_bubble = str(PROGRAMS / "zb_h1.sched")
     halves = simulated(
-        zero_bubble, "--input-times", "2", "--weight-times", "2", "--forward-times", "2"
+        zero_bubble, "--input-times 2 --weight-times 2 --forward-times 2"
     )
     assert halves["makespan"] == 2 * 27
-    assert (
-        simulated(zero_bubble, "--backward-times", "4", "--forward-times", "2")
-        == halves
-    )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        ([], "COMMAND"),
-        (["compile"], "FILE"),
-        (["compile", ONE_F_ONE_B, "-p", "ranks"], "`ranks` is not NAME=VALUE"),
-        (["compile", ONE_F_ONE_B, "-p", "ranks=4.5"], "`ranks=4.5` is not NAME=VALUE"),
-        (
-            ["simulate", ONE_F_ONE_B, "--forward-times", "1", "2"],
-            "2 durations of `F` are given, there are 4 stages",
-        ),
-        (
-            ["simulate", ONE_F_ONE_B, "--p2p-time", "-1"],
-            "`p2p_time` is -1: it must be a number from 0",
-        ),
-        (
-            ["simulate", ONE_F_ONE_B, "--p2p-time", "nan"],
-            "`p2p_time` is nan: it must be a finite number",
-        ),
-        (
-            ["simulate", ONE_F_ONE_B, "--p2p-time", "1", "--costs", "x"],
-            "as options or as a file, not both",
-        ),
-        (
-            ["check", ONE_F_ONE_B, "--for", "ranks=2..3", "-p", "ranks=4"],
-            "`ranks` has a -p and a --for",
-        ),
-        (
-            ["simulate", ONE_F_ONE_B, "--updates", "3"],
-            "the plan has 1 update: no part of it repeats",
-        ),
-        (
-            ["simulate", str(PROGRAMS / "pipedream.sched"), "--updates", f"{10**12}"],
-            "more than 20,000,000 actions",
-        ),
-        (["run", ONE_F_ONE_B, "--steps", "0"], "`0` is not a whole number from 1"),
-        (
-            ["explain", "deadlok"],
-            "there is no code `deadlok`; did you mean `deadlock`?",
-        ),
-        (
-            ["explain", "deadlock", "zzz"],
-            "there is no code `zzz`; all: `schedc explain`",
-        ),
-    ],
-)
-def test_wrong_usage_is_2(
-    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert caught.value.code == 2
-    assert complaint in capsys.readouterr().err
+    assert simulated(zero_bubble, "--backward-times 4 --forward-times 2") == halves
 
 
 def test_diagnostics_are_1_and_on_stderr(
@@ -283,19 +184,19 @@ def test_diagnostics_are_1_and_on_stderr(
         "schedule bad { param ranks = 2 param microbatches = 2 rank r { F(x) B(y) } }"
     )
     plan = tmp_path / "plan.json"
-    assert main(["compile", str(bad), "-o", str(plan)]) == 1
+    assert exit_code("compile", str(bad), "-o", str(plan)) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.count("error[unknown-name]") == 2
     assert captured.err.endswith("\n\n2 errors; see: schedc explain unknown-name\n")
     assert not plan.exists()
 
-    assert main(["compile", str(bad), "--format", "json"]) == 1
+    assert exit_code("compile", str(bad), "--format json") == 1
     diagnostics = json.loads(capsys.readouterr().err)["diagnostics"]
     assert [each["code"] for each in diagnostics] == ["unknown-name", "unknown-name"]
     assert diagnostics[0]["start"] == {"line": 1, "column": 66}
 
-    assert main(["compile", str(bad), "--format", "github"]) == 1
+    assert exit_code("compile", str(bad), "--format github") == 1
     place = f"file={bad},line=1,col=66,endLine=1,endColumn=67,title=unknown-name"
     assert (
         capsys.readouterr().err.splitlines()[0]
@@ -314,11 +215,11 @@ def test_files_that_are_no_program(
     ][: 2 if command == "compile" else 3]:
         (tmp_path / name).write_bytes(content)
         # What is no text cannot be read, what is one can be wrong.
-        assert main([command, str(tmp_path / name)]) == (
+        assert exit_code(command, str(tmp_path / name)) == (
             2 if name == "binary.sched" else 1
         )
         assert complaint in capsys.readouterr().err
-    assert main([command, str(tmp_path / "absent")]) == 2
+    assert exit_code(command, str(tmp_path / "absent")) == 2
     assert "No such file" in capsys.readouterr().err
 
 
@@ -356,7 +257,7 @@ def test_costs_files_that_are_wrong(
         ('{"p2p_time": Infinity}', "`p2p_time` is inf: it must be a finite number"),
     ]:
         path.write_text(content)
-        assert main(["simulate", ONE_F_ONE_B, "--costs", str(path)]) == 2
+        assert exit_code("simulate", ONE_F_ONE_B, "--costs", str(path)) == 2
         assert complaint in capsys.readouterr().err
 
 
@@ -376,7 +277,7 @@ def test_the_help_is_one_screen() -> None:
 def test_the_help_of_a_command_is_short(command: str) -> None:
     """It has a question, an example and ten options at most; `--help all` has every option."""
     short = schedc(command, "--help").stdout
-    everything = schedc(command, "--help", "all").stdout
+    everything = schedc(command, "--help all").stdout
     assert command_of(command).help in short
     assert f"\nexample: schedc {command}" in short
     options = re.findall(r"^  (-.*)", short, re.MULTILINE)
@@ -423,12 +324,12 @@ def test_every_command_has_an_example_that_works(
     monkeypatch.chdir(tmp_path)  # the examples write files
     for command in COMMANDS:
         with pytest.raises(SystemExit):
-            main([command, "--help"])
+            exit_code(command, "--help")
         example = capsys.readouterr().out.split("example: schedc ")[1].split()
         assert example[0] == command
         if command in ("run", "lsp"):
             continue  # test_runtime and test_server run them
-        assert main(example) == 0
+        assert exit_code(*example) == 0
         capsys.readouterr()
 
 
@@ -436,54 +337,54 @@ def test_every_command_has_an_example_that_works(
     ("command", "keys"),
     [
         (
-            ["compile", "1f1b", "-v"],
+            "compile 1f1b -v",
             {"schedule", "idle", "output", "lowering", "trials"},
         ),
-        (["check", "1f1b"], {"file", "verdicts"}),
-        (["simulate", "1f1b"], {"makespan", "bubble"}),
-        (["simulate", "1f1b", "--why"], {"makespan"}),
-        (["view", "1f1b"], {"traceEvents"}),
-        (["view", "1f1b", "--frees"], {"schedule", "params", "ranks"}),
-        (["compare", "1f1b", "zb_h1"], {"file", "figures"}),
+        ("check 1f1b", {"file", "verdicts"}),
+        ("simulate 1f1b", {"makespan", "bubble"}),
+        ("simulate 1f1b --why", {"makespan"}),
+        ("view 1f1b", {"traceEvents"}),
+        ("view 1f1b --frees", {"schedule", "params", "ranks"}),
+        ("compare 1f1b zb_h1", {"file", "figures"}),
         (
-            ["compare", "1f1b", "zb_h1", "--diff"],
+            "compare 1f1b zb_h1 --diff",
             {"equal", "a", "b", "settings", "ranks"},
         ),
         (
-            ["tune", "1f1b", "--ranks", "2", "--batch", "4", "--costs", "costs.json"],
+            "tune 1f1b --ranks 2 --batch 4 --costs costs.json",
             {"results", "frontier", "command"},
         ),
-        (["export", "1f1b", "--to", "torch-csv"], {"table"}),
-        (["import", "table.csv", "-o", "plan.json"], {"schedule", "output"}),
+        ("export 1f1b --to torch-csv", {"table"}),
+        ("import table.csv -o plan.json", {"schedule", "output"}),
         (
-            ["pipeline", "-f", "1", "2", "--no-visualization"],
+            "pipeline -f 1 2 --no-visualization",
             {"bubble_rate", "warnings"},
         ),
-        (["explain"], {"code", "summary"}),
-        (["explain", "order"], {"code", "summary", "text"}),
-        (["gallery"], {"program", "summary"}),
+        ("explain", {"code", "summary"}),
+        ("explain order", {"code", "summary", "text"}),
+        ("gallery", {"program", "summary"}),
     ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
+    ids=lambda value: value.split()[0] if isinstance(value, str) else "",
 )
 def test_every_command_has_a_document_for_programs(
-    command: list[str], keys: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, keys: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("table.csv").write_text("0F0,0B0")
     Path("costs.json").write_text('{"forward_times": [1, 2]}')
-    done = schedc(*command, "--json")
+    done = schedc(command, "--json")
     document = json.loads(done.stdout)
     assert keys <= (document[0] if isinstance(document, list) else document).keys()
-    assert schedc(*command, "--format", "json") == done
+    assert schedc(command, "--format json") == done
     assert not done.stderr or json.loads(done.stderr)
     # Annotations are of diagnostics only.
-    assert schedc(*command, "--format", "github").stdout == schedc(*command).stdout
+    assert schedc(command, "--format github").stdout == schedc(command).stdout
 
 
 def test_annotations_of_every_transport() -> None:
     explicit = str(PROGRAMS / "1f1b_explicit.sched")
-    arguments = ["-p", "microbatches=2", "--transport", "all", "--format", "github"]
-    done = schedc("check", explicit, *arguments)
+    arguments = "-p microbatches=2 --transport all --format github"
+    done = schedc("check", explicit, arguments)
     assert done.returncode == 1
     assert done.stderr.splitlines()[0].startswith(f"::error file={explicit},line=15,")
     assert "title=first-use" in done.stderr
@@ -501,32 +402,21 @@ def test_each_output_names_its_option() -> None:
 
 
 def test_options_may_stand_anywhere(tmp_path: Path) -> None:
-    costs = ["--forward-times", "1", "1", "2", "1"]
-    figures = simulated("1f1b", *costs)
+    costs = "--forward-times 1 1 2 1"
+    figures = simulated("1f1b", costs)
     assert (
-        simulated(*costs, "1f1b")
-        == simulated("--forward-times", "1,1,2,1", "1f1b")
-        == figures
+        simulated(costs, "1f1b") == simulated("--forward-times 1,1,2,1 1f1b") == figures
     )
     assert figures["makespan"] != simulated("1f1b")["makespan"]
-    settings = ["strategy=zb1p", "--no-visualization", "num_devices=2", "num_stages=2"]
-    assert schedc("pipeline", *settings).returncode == 0
-    assert schedc("compare", "1f1b", "--sort", "makespan", "zb_h1").returncode == 0
+    settings = "strategy=zb1p --no-visualization num_devices=2 num_stages=2"
+    assert schedc("pipeline", settings).returncode == 0
+    assert schedc("compare 1f1b --sort makespan zb_h1").returncode == 0
 
 
 def test_runs_with_noise(capsys: pytest.CaptureFixture[str]) -> None:
-    noise = [
-        "--p2p-time",
-        "0.25",
-        "--transport",
-        "nccl",
-        "--jitter",
-        "0.2",
-        "--runs",
-        "100",
-    ]
-    noise += ["--slow", "rank=3:1.5", "--slow", "link=1-0:2"]
-    document = simulated("1f1b", *noise)
+    noise = "--p2p-time 0.25 --transport nccl --jitter 0.2 --runs 100"
+    noise += " --slow rank=3:1.5 --slow link=1-0:2"
+    document = simulated("1f1b", noise)
     figures = document["noise"]
     assert isinstance(figures, dict)
     # What is simulated without noise is beside it, as ever.
@@ -540,11 +430,10 @@ def test_runs_with_noise(capsys: pytest.CaptureFixture[str]) -> None:
     assert figures["percentile_95"] == expected.percentile(95)
     assert figures["delays"]["ranks"] == list(expected.delays.ranks)
     # The same call gives the same runs, another seed others.
-    assert simulated("1f1b", *noise)["noise"] == figures
-    assert simulated("1f1b", *noise, "--seed", "1")["noise"] != figures
+    assert simulated("1f1b", noise)["noise"] == figures
+    assert simulated("1f1b", noise, "--seed 1")["noise"] != figures
     capsys.readouterr()
-    assert main(["simulate", "1f1b", *noise]) == 0
-    text = capsys.readouterr().out
+    text = output("simulate 1f1b", noise)
     assert "makespan              37.5" in text
     for value in (
         expected.mean,
@@ -555,29 +444,28 @@ def test_runs_with_noise(capsys: pytest.CaptureFixture[str]) -> None:
         assert f" {value:.5g} " in text
     assert "of the mean: rank 3 +" in text
     # Without jitter all runs are the same: there is one.
-    assert main(["simulate", "1f1b", "--slow", "rank=0:2", "--ideal"]) == 0
+    assert exit_code("simulate 1f1b --slow rank=0:2 --ideal") == 0
     slow = simulate_runs(compile("1f1b"), Noise(slow_ranks={0: 2}), runs=1, ideal=True)
     assert f"with it               {slow.worst:.5g}" in capsys.readouterr().out
-    assert main(["simulate", "1f1b", "--jitter", "0"]) == 0
-    assert "noise" not in capsys.readouterr().out
+    assert "noise" not in output("simulate 1f1b --jitter 0")
 
 
 @pytest.mark.core
 @pytest.mark.parametrize(
     "command",
     [
-        ["simulate", "1f1b", "--jitter", "0.1"],
-        ["simulate", "1f1b", "--why"],
-        ["compare", "1f1b"],
-        ["compare", "gpipe", "1f1b", "--diff"],
+        "simulate 1f1b --jitter 0.1",
+        "simulate 1f1b --why",
+        "compare 1f1b",
+        "compare gpipe 1f1b --diff",
     ],
 )
 def test_large_times_have_no_exponent(
-    command: list[str], capsys: pytest.CaptureFixture[str]
+    command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As those of costs in nanoseconds."""
-    times = ["--forward-times", "10402000", "--backward-times", "17946000"]
-    assert main([*command, *times, "--p2p-time", "460000"]) in (0, 1)
+    times = "--forward-times 10402000 --backward-times 17946000"
+    assert exit_code(command, times, "--p2p-time 460000") in (0, 1)
     printed = capsys.readouterr().out
     assert re.search(r"\b\d{8,}\b", printed)
     assert not re.search(r"\de\+\d", printed)
@@ -586,28 +474,28 @@ def test_large_times_have_no_exponent(
 def test_compare_on_a_transport(tmp_path: Path) -> None:
     """Of programs, and of a plan that was compiled for another one."""
     plan = str(tmp_path / "plan.json")
-    assert schedc("compile", "1f1b", "-o", plan).returncode == 0
-    options = ["--p2p-time", "0.25", "--transport", "nccl", "--json"]
-    rows = json.loads(schedc("compare", "1f1b", plan, *options).stdout)
+    assert schedc("compile 1f1b -o", plan).returncode == 0
+    options = "--p2p-time 0.25 --transport nccl --json"
+    rows = json.loads(schedc("compare 1f1b", plan, options).stdout)
     makespans = [row["figures"]["makespan"] for row in rows]
-    slow = ["--p2p-time", "0.25", "--transport", "nccl"]
-    assert makespans == [simulated(file, *slow)["makespan"] for file in ("1f1b", plan)]
+    slow = "--p2p-time 0.25 --transport nccl"
+    assert makespans == [simulated(file, slow)["makespan"] for file in ("1f1b", plan)]
     assert {row["figures"]["transport"] for row in rows} == {"nccl"}
 
 
 @pytest.mark.core
 def test_programs_of_the_gallery_have_their_names() -> None:
     """Not the path of the file where they are installed, which takes half of a line."""
-    sizes = ["-p", "ranks=2", "-p", "microbatches=4"]
-    table = schedc("compare", "1f1b", "gpipe", *sizes).stdout
+    sizes = "-p ranks=2 -p microbatches=4"
+    table = schedc("compare 1f1b gpipe", sizes).stdout
     assert re.search(r"^1f1b +2 x 4 ", table, re.MULTILINE)
     assert re.search(r"^gpipe +2 x 4 ", table, re.MULTILINE)
-    refused = schedc("compare", "1f1b", "dualpipe", "-p", "microbatches=3").stdout
+    refused = schedc("compare 1f1b dualpipe -p microbatches=3").stdout
     assert "\nrefused: dualpipe: " in refused
-    difference = schedc("compare", "1f1b", "gpipe", "--diff", *sizes).stdout
+    difference = schedc("compare 1f1b gpipe --diff", sizes).stdout
     assert ", from 1f1b\n" in difference
     assert ", from gpipe\n" in difference
-    assert ", from 1f1b, proved" in schedc("view", "1f1b", "--actions").stdout
+    assert ", from 1f1b, proved" in schedc("view 1f1b --actions").stdout
     # A file is where it is, whatever it is called.
     assert ", from 1f1b, " not in schedc("view", ONE_F_ONE_B, "--actions").stdout
 
@@ -617,14 +505,12 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    assert (
-        schedc("export", "1f1b", "--to", "torch-csv", "-o", str(pipe)).returncode == 0
-    )
+    assert schedc("export 1f1b --to torch-csv -o", str(pipe)).returncode == 0
     assert os.read(reader, 100_000).startswith(b"0UNSHARD,")
     os.close(reader)
     assert pipe.is_fifo()
     (tmp_path / "link.json").symlink_to(tmp_path / "real.json")
-    assert schedc("compile", "1f1b", "-o", str(tmp_path / "link.json")).returncode == 0
+    assert schedc("compile 1f1b -o", str(tmp_path / "link.json")).returncode == 0
     assert (tmp_path / "link.json").is_symlink()
     assert schedc("show", str(tmp_path / "real.json")).returncode == 0
 
@@ -640,11 +526,11 @@ def test_the_compiler_never_imports_torch(tmp_path: Path) -> None:
         ["compile", ONE_F_ONE_B, "-o", plan],
         ["show", plan],
         ["simulate", plan],
-        ["export", plan, "--to", "torch-csv", "-o", table],
+        ["export", plan, "--to torch-csv -o", table],
         ["import", table],
     ):
         subprocess.run(
-            [sys.executable, "-m", "schedlang", *arguments],
+            [sys.executable, "-m", "schedlang", *line_words(*arguments)],
             env=environment,
             check=True,
             timeout=60,
@@ -656,10 +542,10 @@ def test_the_compiler_never_imports_torch(tmp_path: Path) -> None:
     )
 
 
-def imported_by(*arguments: str) -> set[str]:
+def imported_by(*line: object) -> set[str]:
     """The modules that a command imports."""
     lines = "import sys; from schedlang.cli.main import main\ntry: main()\nfinally: print(*sys.modules, file=sys.stderr)"
-    command = [sys.executable, "-c", lines, *arguments]
+    command = [sys.executable, "-c", lines, *line_words(*line)]
     return set(
         subprocess.run(
             command, capture_output=True, text=True, timeout=60, check=True
@@ -727,8 +613,8 @@ def test_a_command_imports_what_it_needs(
 def test_extras_can_be_left_out() -> None:
     lines = "import sys; sys.modules['schedlang.extras'] = None; from schedlang.cli.main import main; sys.exit(main())"
 
-    def without_extras(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", lines, *arguments]
+    def without_extras(*line: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", lines, *line_words(*line)]
         return subprocess.run(
             command, capture_output=True, text=True, timeout=60, check=False
         )
@@ -740,8 +626,8 @@ def test_extras_can_be_left_out() -> None:
         assert without_extras(command, ONE_F_ONE_B).returncode == 0
     for arguments, module in [
         (["optimize", ONE_F_ONE_B], "search.optimize_command"),
-        (["check", ONE_F_ONE_B, "--for", "microbatches=any"], "prove.prove_command"),
-        (["compare", ONE_F_ONE_B, "zb_h1", "--diff"], "difference.diff_command"),
+        (["check", ONE_F_ONE_B, "--for microbatches=any"], "prove.prove_command"),
+        (["compare", ONE_F_ONE_B, "zb_h1 --diff"], "difference.diff_command"),
     ]:
         done = without_extras(*arguments)
         assert done.returncode == 2
@@ -764,7 +650,7 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert schedlang.__version__ == project["version"]
     with pytest.raises(SystemExit) as caught:
-        main(["--version"])
+        exit_code("--version")
     assert caught.value.code == 0
     assert capsys.readouterr().out == f"schedc {project['version']}\n"
 
@@ -812,7 +698,7 @@ def test_a_home_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
 
 def test_check(tmp_path: Path) -> None:
     explicit = str(PROGRAMS / "1f1b_explicit.sched")
-    table = schedc("check", explicit, "-p", "microbatches=2", "--transport", "all")
+    table = schedc("check", explicit, "-p microbatches=2 --transport all")
     assert table.returncode == 1
     verdicts = [line.split(maxsplit=1) for line in table.stdout.splitlines()]
     assert [verdict for name, verdict in verdicts if name != "nccl"] == ["proved"] * 7
@@ -821,18 +707,14 @@ def test_check(tmp_path: Path) -> None:
         in dict(verdicts)["nccl"]
     )
     plan = str(tmp_path / "plan.json")
-    assert (
-        schedc("compile", explicit, "-p", "microbatches=2", "-o", plan).returncode == 0
-    )
-    assert schedc("check", plan, "--transport", "all").stdout == table.stdout
-    found = json.loads(schedc("check", plan, "--transport", "nccl", "--json").stdout)
+    assert schedc("compile", explicit, "-p microbatches=2 -o", plan).returncode == 0
+    assert schedc("check", plan, "--transport all").stdout == table.stdout
+    found = json.loads(schedc("check", plan, "--transport nccl --json").stdout)
     assert [
         each["code"] for verdict in found["verdicts"] for each in verdict["diagnostics"]
     ] == ["first-use"]
     assert (
-        schedc(
-            "compile", explicit, "-p", "microbatches=2", "--transport", "nccl"
-        ).returncode
+        schedc("compile", explicit, "-p microbatches=2 --transport nccl").returncode
         == 1
     )
     assert schedc("check", explicit).stdout == "proved for portable\n"
@@ -841,35 +723,31 @@ def test_check(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_check_of_many_sizes() -> None:
     """They are checked by several processes, which come from one that has no other threads."""
-    sizes = ["--for", "ranks=2..4", "--for", "microbatches=1..6"]
+    sizes = "--for ranks=2..4 --for microbatches=1..6"
     assert (
-        schedc_process("check", ONE_F_ONE_B, *sizes).stdout
+        schedc_process("check", ONE_F_ONE_B, sizes).stdout
         == "18 sizes proved, 0 refused by the program's own `require`\n"
     )
     explicit = str(PROGRAMS / "1f1b_explicit.sched")
-    wrong = schedc_process("check", explicit, *sizes, "--transport", "nccl")
+    wrong = schedc_process("check", explicit, sizes, "--transport nccl")
     assert wrong.returncode == 1
     assert (
         "note: the smallest size where this is so: ranks = 3, microbatches = 2\n"
         in wrong.stderr
     )
-    for arguments in (
-        ["--for", "ranks"],
-        ["--for", "ranks=4..2"],
-        ["--transport", "mpi"],
-    ):
-        assert schedc("check", ONE_F_ONE_B, *arguments).returncode == 2
-    large = ["--for", "ranks=1..1000000", "--for", "microbatches=1..2"]
-    for arguments in (["--for", f"ranks=1..{10**20}"], large, [*sizes, *sizes]):
-        refused = schedc("check", ONE_F_ONE_B, *arguments)
+    for options in ("--for ranks", "--for ranks=4..2", "--transport mpi"):
+        assert schedc("check", ONE_F_ONE_B, options).returncode == 2
+    large = "--for ranks=1..1000000 --for microbatches=1..2"
+    for options in (f"--for ranks=1..{10**20}", large, f"{sizes} {sizes}"):
+        refused = schedc("check", ONE_F_ONE_B, options)
         assert refused.returncode == 2
         assert "Traceback" not in refused.stderr
 
 
 def test_which_sizes_hold() -> None:
-    sizes = ["--for", "ranks=2..4", "--for", "microbatches=1..6"]
+    sizes = "--for ranks=2..4 --for microbatches=1..6"
     explicit = str(PROGRAMS / "1f1b_explicit.sched")
-    wrong = schedc_process("check", explicit, *sizes, "--transport", "nccl")
+    wrong = schedc_process("check", explicit, sizes, "--transport nccl")
     assert wrong.stdout == (
         "15 sizes proved, 0 refused by the program's own `require`, 3 wrong\n\n"
         "microbatches  1 2 3 4 5 6\n"
@@ -880,7 +758,7 @@ def test_which_sizes_hold() -> None:
         "a  error[first-use]: 3 sizes, the smallest ranks = 3, microbatches = 2: rank 1 waits at its "
         "first batch for rank 0, which never comes to one\n"
     )
-    done = schedc_process("check", explicit, *sizes, "--transport", "nccl", "--json")
+    done = schedc_process("check", explicit, sizes, "--transport nccl --json")
     assert done.returncode == 1
     document = json.loads(done.stdout)
     assert [document[name] for name in ("proved", "refused", "wrong")] == [15, 0, 3]
@@ -916,10 +794,10 @@ def test_what_is_wrong_at_every_size_is_said_once(
         program.write_text(wrong)
         said = schedc("compile", str(program))
         done = schedc(
-            "check", str(program), "--for", "ranks=2..40", "--for", "microbatches=1..9"
+            "check", str(program), "--for ranks=2..40 --for microbatches=1..9"
         )
         assert (done.returncode, done.stdout, done.stderr) == (1, "", said.stderr)
-    done = schedc("check", ONE_F_ONE_B, "--for", "rnks=2..40")
+    done = schedc("check", ONE_F_ONE_B, "--for rnks=2..40")
     assert done.stderr.startswith("error[unknown-parameter]")
     assert "there is `ranks`" in done.stderr
 
@@ -928,9 +806,7 @@ def test_what_is_wrong_at_every_size_is_said_once(
 def test_sizes_that_are_refused() -> None:
     """Each `require` is a reason of its own, and none makes the program wrong."""
     dualpipe = str(PROGRAMS / "dualpipe.sched")
-    done = schedc_process(
-        "check", dualpipe, "--for", "ranks=2..3", "--for", "microbatches=1..6"
-    )
+    done = schedc_process("check", dualpipe, "--for ranks=2..3 --for microbatches=1..6")
     assert done.returncode == 0
     grid = done.stdout.splitlines()[2:5]
     assert grid == [
@@ -939,12 +815,12 @@ def test_sizes_that_are_refused() -> None:
         "   ranks = 3  - - - - - -",
     ]
     assert done.stdout.count("\n-  refused: ") == 2
-    sizes = ["--for", "ranks=2..2", "--for", "microbatches=1..6"]
-    document = json.loads(schedc_process("check", dualpipe, *sizes, "--json").stdout)
+    sizes = "--for ranks=2..2 --for microbatches=1..6"
+    document = json.loads(schedc_process("check", dualpipe, sizes, "--json").stdout)
     assert [size["reason"] for size in document["sizes"]] == [0, 1, 0, None, 0, None]
     # A grid that is too large stands in tens, and equal rows are one.
     large = schedc_process(
-        "check", dualpipe, "--for", "ranks=2..3", "--for", "microbatches=1..60"
+        "check", dualpipe, "--for ranks=2..3 --for microbatches=1..60"
     )
     assert large.stdout.splitlines()[2:7] == [
         "ranks = 2, microbatches = 1..60",
@@ -972,30 +848,30 @@ def test_warnings_stand_beside_a_verdict() -> None:
             [],
             "warning[mixed-transfers]: ranks 0 and 1 exchange batches as well as single transfers\n",
         ),
-        (["--format", "github"], "::warning file="),
-        (["--format", "json"], '"severity": "warning"'),
+        (["--format github"], "::warning file="),
+        (["--format json"], '"severity": "warning"'),
     ]:
-        done = schedc("compile", explicit, "--transport", "nccl", *options)
+        done = schedc("compile", explicit, "--transport nccl", *options)
         assert done.returncode == 0
         assert expected in done.stderr
         assert "no deadlock" in done.stdout
     assert schedc("compile", explicit).stderr == ""
-    table = schedc("check", explicit, "--transport", "all")
+    table = schedc("check", explicit, "--transport all")
     assert table.returncode == 0
     assert {line.split(maxsplit=1)[1] for line in table.stdout.splitlines()} == {
         "proved"
     }
     assert table.stderr.count("warning[") == 1
-    verdicts = json.loads(
-        schedc("check", explicit, "--transport", "all", "--json").stdout
-    )["verdicts"]
+    verdicts = json.loads(schedc("check", explicit, "--transport all --json").stdout)[
+        "verdicts"
+    ]
     assert {each["transport"] for each in verdicts if each["warnings"]} == {"nccl"}
 
 
 def test_a_run_that_cannot_end_well_does_not_begin() -> None:
     pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
-    trace = [ONE_F_ONE_B, "--trace", "/no/such/folder/run.json"]
-    steps = [str(PROGRAMS / "pipedream.sched"), "--steps", "10000000000"]
+    trace = [ONE_F_ONE_B, "--trace /no/such/folder/run.json"]
+    steps = [str(PROGRAMS / "pipedream.sched"), "--steps 10000000000"]
     for options, complaint in [
         (trace, "there is no folder `/no/such/folder`"),
         (steps, "updates are more than"),

@@ -10,9 +10,9 @@ import schedlang
 from schedlang import read_plan, read_source
 from schedlang.cli.command_table import parse
 from schedlang.cli.inputs import load_to_execute
-from schedlang.cli.main import main
 from schedlang.language import syntax
 from schedlang.language.loading import load
+from tests.support.commands import exit_code, output
 from tests.support.paths import GALLERY, PROGRAMS
 
 #: The items of a program that change the order of its ops, or which ops there are.
@@ -50,7 +50,9 @@ def test_what_is_compiled_for_costs_is_what_is_simulated_at_them(
     costs = tmp_path / "costs.json"
     costs.write_text(json.dumps(decimal_costs(path.stem, stages)))
     written = tmp_path / "plan.json"
-    assert main(["compile", str(path), "--costs", str(costs), "-o", str(written)]) == 0
+    assert (
+        exit_code("compile", str(path), "--costs", str(costs), "-o", str(written)) == 0
+    )
     executed, _ = load_to_execute(parse(["simulate", str(path), "--costs", str(costs)]))
     plan = read_plan(written)
     assert plan.ranks == executed.ranks
@@ -65,14 +67,14 @@ def test_what_is_compiled_for_costs_is_what_is_simulated_at_them(
         ["simulate", str(path), "--costs", str(costs)],
         ["simulate", str(written)],
     ):
-        assert main([*arguments, "--json"]) == 0
+        assert exit_code(*arguments, "--json") == 0
     of_program, of_plan = map(json.loads, capsys.readouterr().out.splitlines())
     assert of_program == of_plan
 
     # Commands that print the plan print the same one.
     for file in ([str(path), "--costs", str(costs)], [str(written)]):
-        assert main(["show", *file, "--ranks"]) == 0
-        assert main(["check", *file]) == 0
+        assert exit_code("show", *file, "--ranks") == 0
+        assert exit_code("check", *file) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[: len(out) // 2] == out[len(out) // 2 :]
 
@@ -101,9 +103,10 @@ def test_a_run_is_compared_with_its_program_at_the_costs_that_it_was_compiled_fo
     run.write_text(
         json.dumps({"traceEvents": events, "otherData": {"plan": plan.to_json()}})
     )
-    assert main(["compare", str(PROGRAMS / "zb_2p.sched"), str(run), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)
+    assert json.loads(
+        output("compare", str(PROGRAMS / "zb_2p.sched"), str(run), "--json")
+    )
     # A run of another number of stages is told as such.
     with pytest.raises(SystemExit):
-        main(["compare", str(PROGRAMS / "zb_2p.sched"), str(run), "-p", "ranks=3"])
+        exit_code("compare", str(PROGRAMS / "zb_2p.sched"), str(run), "-p ranks=3")
     assert "the run is of `zb_2p` (ranks = 4" in capsys.readouterr().err

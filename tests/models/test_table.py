@@ -1,5 +1,6 @@
 """Every feature under every schedule: trained as alone, or refused."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportEr
 from tests.models.features import FEATURES
 from tests.models.rows import read_row, write_row
 from tests.models.schedules import MAKERS
-from tests.models.verdicts import REFUSED, outcomes
+from tests.models.verdicts import EQUAL, REFUSED, ROUNDING, outcomes
 
 pytestmark = pytest.mark.processes
 
@@ -92,6 +93,68 @@ def test_scripts_train_as_alone(run_ranks: Run, tmp_path: Path, column: str) -> 
     assert wrong == {}
     refused = {name for (name, _), each in verdicts.items() if each.kind == REFUSED}
     assert refused == REFUSED_SCRIPTS.get(column, set())
+
+
+#: One schedule of each kind: with whole, split and recomputed backwards, and with two pipelines.
+OF_EACH_KIND = ("1f1b", "zb_h1", "1f1b_recompute", "chimera")
+_CHANGES_BUFFER = r"the forward of stage \d changes its buffer"
+_IN_PLACE = r"stage \d changes its input in place"
+_OUTPUT_CHANGED = r"the output of stage \d was changed in place while"
+_UNLIKE = r"is run again \(R\): does it draw random numbers"
+_NOT_BETWEEN = "a tensor of layout torch.sparse_coo cannot pass between ranks"
+#: Features that are tried under each of these, and the refusals that there are, as patterns.
+TRIED: dict[str, dict[str, str]] = {
+    "linear layers": {},
+    "weight hook": {},
+    "clipping weight hook": {},
+    "hook after accumulation": {
+        "chimera": "a hook of the weight sees only its own part of the sum"
+    },
+    "backward hooks": {},
+    "backward hook of a stage": {},
+    "counter in a buffer": {"chimera": _CHANGES_BUFFER},
+    "buffer replaced": {"chimera": _CHANGES_BUFFER},
+    "returned buffer": {"chimera": _CHANGES_BUFFER},
+    "batch norm": {},
+    "new spectral norm": {"chimera": _CHANGES_BUFFER},
+    "scalar beside": {},
+    "detached input": {},
+    "unused weight": {},
+    "frozen first stage": {},
+    "frozen last stage": {},
+    "relu in place first": {"1f1b_recompute": _IN_PLACE},
+    "first input changed in place": {"1f1b_recompute": _IN_PLACE},
+    "complex weights": {},
+    "sparse embedding": {},
+    "autocast around": {},
+    "checkpoint without reentry": {},
+    "reentrant checkpoint": {},
+    "python random numbers": {"1f1b_recompute": _UNLIKE},
+    "counter in an attribute": {"1f1b_recompute": _UNLIKE},
+    "loss that draws": {},
+    "loss that counts": {},
+    "output in a workspace": dict.fromkeys(OF_EACH_KIND, _OUTPUT_CHANGED),
+    "output in a hidden workspace": dict.fromkeys(OF_EACH_KIND, _OUTPUT_CHANGED),
+    "weight decayed in the forward": dict.fromkeys(
+        OF_EACH_KIND, r"stage \d changes its weight `\S*weight` by `.data`"
+    ),
+    "sparse between": dict.fromkeys(OF_EACH_KIND, _NOT_BETWEEN),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRIED)
+def test_a_feature_under_schedules_of_each_kind(
+    run_ranks: Run, tmp_path: Path, name: str
+) -> None:
+    cells = [(name, column) for column in OF_EACH_KIND]
+    for (_, column), verdict in outcomes(run_ranks, tmp_path, cells).items():
+        refusal = TRIED[name].get(column)
+        if refusal is None:
+            assert verdict.kind in (EQUAL, ROUNDING), (column, verdict)
+        else:
+            assert verdict.kind == REFUSED, (column, verdict)
+            assert re.search(refusal, verdict.words), (column, verdict)
 
 
 @pytest.mark.models

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -12,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedlang import CompileError, Plan, Source, compile, read_plan, read_source
-from schedlang.cli.main import main
 from schedlang.lowering import lower
 from schedlang.plan.torch_tables import DIALECTS, export_table, plan_of, read_table
+from tests.support.commands import exit_code, output
 from tests.support.paths import CASES, PROGRAMS
 from tests.support.strategies import oracle, schedules
+from tests.support.tables import rows
 
 #: What torch's tables have no word for.
 REFUSED = {
@@ -134,125 +136,82 @@ COMMS = (
     "0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1,0REDUCE_GRAD,0RESHARD\n"
     "1UNSHARD,1RECV_F0,1F0,1RECV_F1,1F1,1B0,1SEND_B0,1B1,1SEND_B1,1REDUCE_GRAD,1RESHARD\n"
 )
-MALFORMED: dict[str, tuple[str, str, str, str]] = {
-    # The defect: the code of the first diagnostic, and what is replaced in a good table.
-    "forward missing": ("missing-op", GOOD, "1F1,", ""),
-    "backward missing": ("missing-op", GOOD, ",0B1", ""),
-    "backward before forward": ("order", GOOD, "1F1,1B0,1B1", "1B1,1B0,1F1"),
-    "W before I": ("order", HALVES, "0I0,0W0", "0W0,0I0"),
-    "I without W": ("missing-op", HALVES, ",0W1", ""),
-    "forward twice": ("repeated-op", GOOD, "0F0", "0F0,0F0"),
-    "backward twice": ("repeated-op", GOOD, "0B0", "0B0,0B0"),
-    "B beside I and W": ("repeated-op", HALVES, "0I1,0W1", "0B0"),
-    "deadlock": ("deadlock", GOOD, "0F1,0B0", "0B0,0F1"),
-    "microbatch out of range": ("placement", GOOD, "0F1", "0F7"),
-    "stage out of range": ("placement", GOOD, "1F1", "9F1"),
-    "stage on two ranks": ("placement", GOOD, "0B1\n", "0B1,1B1\n"),
-    "row missing": ("placement", GOOD, "0F0,0F1,0B0,0B1\n", ""),
-    "trailing blank line": ("table", GOOD, "1B1\n", "1B1\n\n"),
-    "blank line": ("table", GOOD, "0B1\n", "0B1\n\n"),
-    "only blanks": ("table", GOOD, "0B1\n", "0B1\n , ,\n"),
-    "empty": ("table", GOOD, GOOD, ""),
-    "junk behind an action": ("table", GOOD, "0F0", "0F0junk"),
-    "two actions in a cell": ("table", GOOD, "0B0,0B1", "0B0;0B1"),
-    "negative microbatch": ("table", GOOD, "0F1", "0F-1"),
-    "no microbatch": ("table", GOOD, "0F1", "0F"),
-    "header": ("table", GOOD, "0F0", "rank 0\n0F0"),
-    "lower case": ("table", GOOD, "0F0", "0f0"),
-    "one quote": ("table", GOOD, "0F0", '"0F0'),
-    "a V in the wrong order": (
-        "deadlock",
-        "0F0,2F0,2B0,0B0\n1F0,1B0\n",
-        "0F0,2F0",
-        "2F0,0F0",
-    ),
-    "one transfer among compute": ("order", GOOD, "0F0", "0F0,0SEND_F0"),
-    "receive missing": ("order", COMMS, "1RECV_F1,", ""),
-    "send missing": ("unmatched-receive", COMMS, "0SEND_F1,", ""),
-    "cyclic wait": (
-        "deadlock",
-        COMMS,
-        "0F1,0SEND_F1,0RECV_B0,0B0",
-        "0RECV_B0,0B0,0F1,0SEND_F1",
-    ),
-    "send twice": ("repeated-send", COMMS, "0SEND_F0", "0SEND_F0,0SEND_F0"),
-    "receive twice": ("mismatched-transfer", COMMS, "1RECV_F0", "1RECV_F0,1RECV_F0"),
-    "receives swapped": (
-        "mismatched-transfer",
-        COMMS,
-        "1RECV_F0,1F0,1RECV_F1",
-        "1RECV_F1,1RECV_F0,1F0",
-    ),
-    "sends swapped": (
-        "mismatched-transfer",
-        COMMS,
-        "0SEND_F0,0F1,0SEND_F1",
-        "0F1,0SEND_F1,0SEND_F0",
-    ),
-    "gradients swapped": (
-        "mismatched-transfer",
-        COMMS,
-        "0RECV_B0,0B0,0RECV_B1",
-        "0RECV_B1,0RECV_B0,0B0",
-    ),
-    "one REDUCE_GRAD missing": ("reduce-grad", COMMS, "1REDUCE_GRAD,", ""),
-    "REDUCE_GRAD too early": (
-        "reduce-grad",
-        COMMS,
-        "0B1,0REDUCE_GRAD",
-        "0REDUCE_GRAD,0B1",
-    ),
-    "REDUCE_GRAD twice": (
-        "reduce-grad",
-        COMMS,
-        "0REDUCE_GRAD",
-        "0REDUCE_GRAD,0REDUCE_GRAD",
-    ),
-    "REDUCE_GRAD of another rank": (
-        "not-on-this-rank",
-        COMMS,
-        "0REDUCE_GRAD",
-        "0REDUCE_GRAD,1REDUCE_GRAD",
-    ),
-    "send before its forward": ("order", COMMS, "0F0,0SEND_F0", "0SEND_F0,0F0"),
-    "blank among transfers": ("table", COMMS, "0F0,", "0F0,,"),
-    "send to the own rank": (
-        "unmatched-send",
-        "0F0,1F0,1B0,0B0\n",
-        "0F0",
-        "0F0,0SEND_F0",
-    ),
-    "send past the last stage": ("unmatched-send", COMMS, "1F0,", "1F0,1SEND_F0,"),
-    "transfer of another rank": ("not-on-this-rank", COMMS, "0SEND_F0", "1SEND_F0"),
-    "UNSHARD missing": ("unshard", COMMS, "0UNSHARD,", ""),
-    "UNSHARD too late": ("unshard", COMMS, "0UNSHARD,0F0", "0F0,0UNSHARD"),
-    "UNSHARD twice": ("unshard", COMMS, "0F1", "0UNSHARD,0F1"),
-    "RESHARD missing": ("unshard", COMMS, ",0RESHARD", ""),
-    "RESHARD too early": (
-        "unshard",
-        COMMS,
-        "0B1,0REDUCE_GRAD,0RESHARD",
-        "0RESHARD,0B1,0REDUCE_GRAD",
-    ),
-    "UNSHARD of no stage": ("no-such-stage", COMMS, "0F0", "7UNSHARD,0F0"),
-    "UNSHARD of a microbatch": ("table", COMMS, "0UNSHARD", "0UNSHARD0"),
-    "nothing but UNSHARD": ("placement", GOOD, GOOD, "0UNSHARD,0RESHARD\n"),
-    "empty group": ("table", GOOD, "0F1", "()OVERLAP_F_B"),
-    "group of nothing": ("table", GOOD, "0F1", "(0F1)"),
-    "group in a group": ("table", GOOD, "0F1", "((0F1))OVERLAP_F_B"),
-    "open group": ("table", GOOD, "0F1", "(0F1;0B0OVERLAP_F_B"),
-    "group with an empty place": ("table", GOOD, "0F1,0B0", "(0F1;0B0;)OVERLAP_F_B"),
-    "junk behind a group": ("table", GOOD, "0F1", "(0F1)OVERLAP_F_B1"),
-    "overlap of what depends": (
-        "order",
-        "0F0,0B0\n",
-        "0F0,0B0",
-        "(0F0;0B0)OVERLAP_F_B",
-    ),
-    "very many stages": ("placement", GOOD, "1F1", "999999999F1"),
-    "very many microbatches": ("placement", GOOD, "1F1", "1F999999999"),
-    "a number too long": ("table", GOOD, "0F0", "0F" + "1" * 5000),
-}
+
+
+def defects(text: str, good: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Malformed tables by their defects: the cells of each row, with good tables by their names."""
+    return {
+        title: tuple(good.get(cell, cell.replace("\\n", "\n")) for cell in cells)
+        for title, *cells in rows(text)
+    }
+
+
+#: The defect: the code of the first diagnostic, a good table, and what is replaced in it.
+MALFORMED = defects(
+    r"""
+forward missing | missing-op | GOOD | 1F1, |
+backward missing | missing-op | GOOD | ,0B1 |
+backward before forward | order | GOOD | 1F1,1B0,1B1 | 1B1,1B0,1F1
+W before I | order | HALVES | 0I0,0W0 | 0W0,0I0
+I without W | missing-op | HALVES | ,0W1 |
+forward twice | repeated-op | GOOD | 0F0 | 0F0,0F0
+backward twice | repeated-op | GOOD | 0B0 | 0B0,0B0
+B beside I and W | repeated-op | HALVES | 0I1,0W1 | 0B0
+deadlock | deadlock | GOOD | 0F1,0B0 | 0B0,0F1
+microbatch out of range | placement | GOOD | 0F1 | 0F7
+stage out of range | placement | GOOD | 1F1 | 9F1
+stage on two ranks | placement | GOOD | 0B1\n | 0B1,1B1\n
+row missing | placement | GOOD | 0F0,0F1,0B0,0B1\n |
+trailing blank line | table | GOOD | 1B1\n | 1B1\n\n
+blank line | table | GOOD | 0B1\n | 0B1\n\n
+only blanks | table | GOOD | 0B1\n | 0B1\n , ,\n
+empty | table | GOOD | GOOD |
+junk behind an action | table | GOOD | 0F0 | 0F0junk
+two actions in a cell | table | GOOD | 0B0,0B1 | 0B0;0B1
+negative microbatch | table | GOOD | 0F1 | 0F-1
+no microbatch | table | GOOD | 0F1 | 0F
+header | table | GOOD | 0F0 | rank 0\n0F0
+lower case | table | GOOD | 0F0 | 0f0
+one quote | table | GOOD | 0F0 | "0F0
+a V in the wrong order | deadlock | 0F0,2F0,2B0,0B0\n1F0,1B0\n | 0F0,2F0 | 2F0,0F0
+one transfer among compute | order | GOOD | 0F0 | 0F0,0SEND_F0
+receive missing | order | COMMS | 1RECV_F1, |
+send missing | unmatched-receive | COMMS | 0SEND_F1, |
+cyclic wait | deadlock | COMMS | 0F1,0SEND_F1,0RECV_B0,0B0 | 0RECV_B0,0B0,0F1,0SEND_F1
+send twice | repeated-send | COMMS | 0SEND_F0 | 0SEND_F0,0SEND_F0
+receive twice | mismatched-transfer | COMMS | 1RECV_F0 | 1RECV_F0,1RECV_F0
+receives swapped | mismatched-transfer | COMMS | 1RECV_F0,1F0,1RECV_F1 | 1RECV_F1,1RECV_F0,1F0
+sends swapped | mismatched-transfer | COMMS | 0SEND_F0,0F1,0SEND_F1 | 0F1,0SEND_F1,0SEND_F0
+gradients swapped | mismatched-transfer | COMMS | 0RECV_B0,0B0,0RECV_B1 | 0RECV_B1,0RECV_B0,0B0
+one REDUCE_GRAD missing | reduce-grad | COMMS | 1REDUCE_GRAD, |
+REDUCE_GRAD too early | reduce-grad | COMMS | 0B1,0REDUCE_GRAD | 0REDUCE_GRAD,0B1
+REDUCE_GRAD twice | reduce-grad | COMMS | 0REDUCE_GRAD | 0REDUCE_GRAD,0REDUCE_GRAD
+REDUCE_GRAD of another rank | not-on-this-rank | COMMS | 0REDUCE_GRAD | 0REDUCE_GRAD,1REDUCE_GRAD
+send before its forward | order | COMMS | 0F0,0SEND_F0 | 0SEND_F0,0F0
+blank among transfers | table | COMMS | 0F0, | 0F0,,
+send to the own rank | unmatched-send | 0F0,1F0,1B0,0B0\n | 0F0 | 0F0,0SEND_F0
+send past the last stage | unmatched-send | COMMS | 1F0, | 1F0,1SEND_F0,
+transfer of another rank | not-on-this-rank | COMMS | 0SEND_F0 | 1SEND_F0
+UNSHARD missing | unshard | COMMS | 0UNSHARD, |
+UNSHARD too late | unshard | COMMS | 0UNSHARD,0F0 | 0F0,0UNSHARD
+UNSHARD twice | unshard | COMMS | 0F1 | 0UNSHARD,0F1
+RESHARD missing | unshard | COMMS | ,0RESHARD |
+RESHARD too early | unshard | COMMS | 0B1,0REDUCE_GRAD,0RESHARD | 0RESHARD,0B1,0REDUCE_GRAD
+UNSHARD of no stage | no-such-stage | COMMS | 0F0 | 7UNSHARD,0F0
+UNSHARD of a microbatch | table | COMMS | 0UNSHARD | 0UNSHARD0
+nothing but UNSHARD | placement | GOOD | GOOD | 0UNSHARD,0RESHARD\n
+empty group | table | GOOD | 0F1 | ()OVERLAP_F_B
+group of nothing | table | GOOD | 0F1 | (0F1)
+group in a group | table | GOOD | 0F1 | ((0F1))OVERLAP_F_B
+open group | table | GOOD | 0F1 | (0F1;0B0OVERLAP_F_B
+group with an empty place | table | GOOD | 0F1,0B0 | (0F1;0B0;)OVERLAP_F_B
+junk behind a group | table | GOOD | 0F1 | (0F1)OVERLAP_F_B1
+overlap of what depends | order | 0F0,0B0\n | 0F0,0B0 | (0F0;0B0)OVERLAP_F_B
+very many stages | placement | GOOD | 1F1 | 999999999F1
+very many microbatches | placement | GOOD | 1F1 | 1F999999999
+""",
+    {"GOOD": GOOD, "HALVES": HALVES, "COMMS": COMMS},
+) | {"a number too long": ("table", GOOD, "0F0", "0F" + "1" * 5000)}
 
 
 @pytest.mark.parametrize("defect", MALFORMED)
@@ -353,41 +312,19 @@ def test_commands(
     monkeypatch.chdir(tmp_path)
     one_f_one_b = str(PROGRAMS / "1f1b.sched")
     assert (
-        main(
-            [
-                "export",
-                one_f_one_b,
-                "-p",
-                "ranks=2",
-                "-p",
-                "microbatches=2",
-                "--to",
-                "torch-csv-compute",
-            ]
+        output(
+            "export", one_f_one_b, "-p ranks=2 -p microbatches=2 --to torch-csv-compute"
         )
-        == 0
+        == "0F0,0F1,0B0,0B1\r\n1F0,1B0,1F1,1B1\r\n"
     )
-    assert capsys.readouterr().out == "0F0,0F1,0B0,0B1\r\n1F0,1B0,1F1,1B1\r\n"
     assert (
-        main(
-            [
-                "export",
-                one_f_one_b,
-                "-p",
-                "ranks=2",
-                "--to",
-                "torch-csv",
-                "--torch",
-                "2.15",
-                "-o",
-                "table.csv",
-            ]
+        output(
+            "export", one_f_one_b, "-p ranks=2 --to torch-csv --torch 2.15 -o table.csv"
         )
-        == 0
+        == "wrote table.csv\n"
     )
-    assert capsys.readouterr().out == "wrote table.csv\n"
     assert Path("table.csv").read_bytes().count(b"\r\n") == 2
-    assert main(["import", "table.csv", "-o", "plan.json"]) == 0
+    assert exit_code("import table.csv -o plan.json") == 0
     captured = capsys.readouterr()
     summary = "table: 2 ranks, 2 stages, 8 microbatches, 64 actions; no deadlock; 11.1% idle at unit costs\n"
     assert (captured.out, captured.err) == (f"{summary}wrote plan.json\n", "")
@@ -400,35 +337,12 @@ def test_commands(
         == Path("table.csv").read_text().replace("WAIT_", "").count("SEND") // 2
         > 0
     )
-    as_json = [
-        "export",
-        "plan.json",
-        "--to",
-        "torch-csv",
-        "--format",
-        "json",
-        "--torch",
-    ]
+    as_json = "export plan.json --to torch-csv --format json --torch"
     versions = {"2.13": False, "2.14": False, "2.14.1+cpu": False, "2.15": True}
     for version, has_waits in versions.items():
-        assert main([*as_json, version]) == 0
-        assert ("WAIT_SEND_F" in capsys.readouterr().out) == has_waits
+        assert ("WAIT_SEND_F" in output(as_json, version)) == has_waits
     # A plan is exported like the program it comes from.
-    assert (
-        main(
-            [
-                "export",
-                "plan.json",
-                "--to",
-                "torch-csv",
-                "--torch",
-                "2.15",
-                "-o",
-                "again.csv",
-            ]
-        )
-        == 0
-    )
+    assert exit_code("export plan.json --to torch-csv --torch 2.15 -o again.csv") == 0
     assert Path("again.csv").read_bytes() == Path("table.csv").read_bytes()
     capsys.readouterr()
 
@@ -439,23 +353,20 @@ def test_commands(
             Path("table.csv").read_text(),
         )
     )
-    assert main(["import", "old.csv"]) == 0
+    assert exit_code("import old.csv") == 0
     captured = capsys.readouterr()
     assert captured.out == summary.replace("table", "old")
     assert captured.err.startswith("warning[unscaled]: `old.csv` has no REDUCE_GRAD")
 
     Path("bad.csv").write_text("0F0,0B0,x\n" * 30)
-    assert main(["import", "bad.csv"]) == 1
+    assert exit_code("import bad.csv") == 1
     captured = capsys.readouterr()
     assert captured.err.count("error[table]") == 20
     assert captured.err.endswith(
         "30 errors, the first 20 are shown; see: schedc explain table\n"
     )
-    assert main(["import", "absent.csv"]) == 2
-    assert (
-        main(["export", one_f_one_b, "--to", "torch-csv", "-o", "absent/table.csv"])
-        == 2
-    )
+    assert exit_code("import absent.csv") == 2
+    assert exit_code("export", one_f_one_b, "--to torch-csv -o absent/table.csv") == 2
 
 
 #: What torch 2.13 writes for `defer_pp_recv=True`: named by schedule, ranks and microbatches.
@@ -497,7 +408,7 @@ def test_quoted_cells_are_cells(
     assert quoted.count('"') == 2 * len(table.replace(",", " ").split())
     assert texts(imported(quoted)) == texts(imported(table))
     Path("quoted.csv").write_text(quoted.replace('"1F0"', '"1X0"'))
-    assert main(["import", "quoted.csv"]) == 1
+    assert exit_code("import quoted.csv") == 1
     assert "`1X0` is not an action" in capsys.readouterr().err
 
 
@@ -513,11 +424,10 @@ def install_torch(folder: Path, version: str) -> None:
 def test_the_installed_torch_decides_the_dialect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["export", "1f1b", "-p", "ranks=2", "--to", "torch-csv"]
-    assert main(command) == 0
+    command = "export 1f1b -p ranks=2 --to torch-csv"
+    assert exit_code(command) == 0
     by_default = capsys.readouterr().out
-    assert main([*command, "--torch", metadata.version("torch")]) == 0
-    assert capsys.readouterr().out == by_default
+    assert output(command, "--torch", metadata.version("torch")) == by_default
     plan = program("1f1b", 2, 8)
     assert export_table(plan, "torch-csv") == by_default
 
@@ -531,10 +441,10 @@ def test_the_installed_torch_decides_the_dialect(
     install_torch(tmp_path / "old", "2.9.1")
     monkeypatch.syspath_prepend(tmp_path / "old")
     with pytest.raises(SystemExit):
-        main(command)
+        exit_code(command)
     assert "say with --torch which one" in capsys.readouterr().err
     # Compute ops alone are the same for all.
-    assert main([*command[:-1], "torch-csv-compute"]) == 0
+    assert exit_code(f"{command}-compute") == 0
 
 
 @pytest.mark.parametrize(
@@ -553,9 +463,9 @@ def test_records_of_other_trainers_are_named(
     """Wherever they are given, with the way to what is read."""
     path = tmp_path / "events.json"
     path.write_text(json.dumps(events))
-    commands = [["import", str(path)], ["simulate", "1f1b", "--costs", str(path)]]
+    commands = [["import", str(path)], ["simulate 1f1b --costs", str(path)]]
     for command in commands:
-        assert main(command) in (1, 2)
+        assert exit_code(*command) in (1, 2)
         error = capsys.readouterr().err
         assert "another trainer's record of a schedule" in error
         assert "a row for each rank with cells such as `0F0`" in error

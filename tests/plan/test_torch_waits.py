@@ -21,6 +21,7 @@ from tests.plan.test_torch_tables import (
     GOOD,
     SIZES,
     SIZES_OF,
+    defects,
     imported,
     program,
     table,
@@ -63,296 +64,65 @@ RING_RUNS = RING.replace("0WAIT_SEND_F1,", "").replace(
 )
 #: The defect: a good table, what is replaced in it, by what; and the row and column of what is
 #: wrong, its text, and the reason.
-MALFORMED: dict[str, tuple[str, str, str, str]] = {
-    "WAIT_SEND_F missing": (
-        WAITS,
-        ",0WAIT_SEND_F0",
-        "",
-        "1:14 0SEND_F0: wait: nothing on rank 0 waits for `0SEND_F0`",
-    ),
-    "WAIT_SEND_B missing": (
-        WAITS,
-        ",1WAIT_SEND_B1",
-        "",
-        "2:53 1SEND_B1: wait: nothing on rank 1 waits for `1SEND_B1`",
-    ),
-    "WAIT_REDUCE_GRAD missing": (
-        WAITS,
-        ",0WAIT_REDUCE_GRAD",
-        "",
-        "1:90 0REDUCE_GRAD: wait: nothing on rank 0 waits for `0REDUCE_GRAD`",
-    ),
-    "no WAIT_SEND, though a WAIT_REDUCE_GRAD": (
-        GOOD,
-        GOOD,
-        "0F0,0SEND_F0,0RECV_B0,0B0,0REDUCE_GRAD,0WAIT_REDUCE_GRAD\n1RECV_F0,1F0,1B0,1SEND_B0,1REDUCE_GRAD\n",
-        "1:5 0SEND_F0: wait: nothing on rank 0 waits for `0SEND_F0`",
-    ),
-    "WAIT_SEND_F before its send": (
-        WAITS,
-        "0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0WAIT_SEND_F0",
-        "0WAIT_SEND_F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0",
-        "1:14 0WAIT_SEND_F0: wait: `0WAIT_SEND_F0` on rank 0 comes before `0SEND_F0`, for which it waits",
-    ),
-    "WAIT_SEND_B before its send": (
-        WAITS,
-        "1B0,1SEND_B0,1B1,1SEND_B1,1REDUCE_GRAD,1WAIT_REDUCE_GRAD,1RESHARD,1WAIT_SEND_B0",
-        "1B0,1WAIT_SEND_B0,1SEND_B0,1B1,1SEND_B1,1REDUCE_GRAD,1WAIT_REDUCE_GRAD,1RESHARD",
-        "2:40 1WAIT_SEND_B0: wait: `1WAIT_SEND_B0` on rank 1 comes before `1SEND_B0`, for which it waits",
-    ),
-    "WAIT_REDUCE_GRAD before its REDUCE_GRAD": (
-        WAITS,
-        "1REDUCE_GRAD,1WAIT_REDUCE_GRAD",
-        "1WAIT_REDUCE_GRAD,1REDUCE_GRAD",
-        "2:62 1WAIT_REDUCE_GRAD: wait: `1WAIT_REDUCE_GRAD` on rank 1 comes before `1REDUCE_GRAD`, for which it waits",
-    ),
-    "WAIT_SEND_F twice": (
-        WAITS,
-        "0WAIT_SEND_F0",
-        "0WAIT_SEND_F0,0WAIT_SEND_F0",
-        "1:63 0WAIT_SEND_F0: wait: `0WAIT_SEND_F0` on rank 0 waits again for `0SEND_F0`",
-    ),
-    "WAIT_SEND_B twice": (
-        WAITS,
-        "1WAIT_SEND_B1",
-        "1WAIT_SEND_B1,1WAIT_SEND_B0",
-        "2:130 1WAIT_SEND_B0: wait: `1WAIT_SEND_B0` on rank 1 waits again for `1SEND_B0`",
-    ),
-    "WAIT_REDUCE_GRAD twice": (
-        WAITS,
-        "0RESHARD",
-        "0RESHARD,0WAIT_REDUCE_GRAD",
-        "1:130 0WAIT_REDUCE_GRAD: wait: `0WAIT_REDUCE_GRAD` on rank 0 waits again for `0REDUCE_GRAD`",
-    ),
-    "wait for a send of another rank": (
-        WAITS,
-        "0B1,",
-        "0B1,1WAIT_SEND_B0,",
-        "1:76 1WAIT_SEND_B0: not-on-this-rank: `1WAIT_SEND_B0` on rank 0: stage 1 is on rank 1",
-    ),
-    "WAIT_REDUCE_GRAD of another rank": (
-        WAITS,
-        "0RESHARD",
-        "0RESHARD,1WAIT_REDUCE_GRAD",
-        "1:130 1WAIT_REDUCE_GRAD: not-on-this-rank: `1WAIT_REDUCE_GRAD` on rank 0: stage 1 is on rank 1",
-    ),
-    "WAIT_SEND_F of no stage": (
-        WAITS,
-        "0B1,",
-        "0B1,7WAIT_SEND_F0,",
-        "1:76 7WAIT_SEND_F0: no-such-stage: `7WAIT_SEND_F0` on rank 0: there are stages 0 to 1",
-    ),
-    "WAIT_REDUCE_GRAD of no stage": (
-        WAITS,
-        "0RESHARD",
-        "0RESHARD,7WAIT_REDUCE_GRAD",
-        "1:130 7WAIT_REDUCE_GRAD: no-such-stage: `7WAIT_REDUCE_GRAD` on rank 0: there are stages 0 to 1",
-    ),
-    "WAIT_SEND_F of no microbatch": (
-        WAITS,
-        "0B1,",
-        "0B1,0WAIT_SEND_F9,",
-        "1:76 0WAIT_SEND_F9: no-such-microbatch: `0WAIT_SEND_F9` on rank 0: there are microbatches 0 to 1",
-    ),
-    "wait for the other direction": (
-        WAITS,
-        "0WAIT_SEND_F1",
-        "0WAIT_SEND_B1",
-        "1:27 0SEND_F1: wait: nothing on rank 0 waits for `0SEND_F1`",
-    ),
-    "wait behind the last stage": (
-        WAITS,
-        "1WAIT_SEND_B0",
-        "1WAIT_SEND_F0,1WAIT_SEND_B0",
-        "2:102 1WAIT_SEND_F0: wait: `1WAIT_SEND_F0` on rank 1 waits for `1SEND_F0`, which the rank does not have",
-    ),
-    "wait for another microbatch": (
-        WAITS,
-        "0WAIT_SEND_F1",
-        "0WAIT_SEND_F0",
-        "1:76 0WAIT_SEND_F0: wait: `0WAIT_SEND_F0` on rank 0 waits again for `0SEND_F0`",
-    ),
-    "send without its microbatch's wait": (
-        WAITS,
-        "0SEND_F1,",
-        "",
-        "1:67 0WAIT_SEND_F1: wait: `0WAIT_SEND_F1` on rank 0 waits for `0SEND_F1`, which the rank does not have",
-    ),
-    "reduction missing": (
-        WAITS,
-        "0REDUCE_GRAD,",
-        "",
-        "1:72 0B1: reduce-grad: the gradients of stage 0 are never reduced, those of others are",
-    ),
-    "no microbatch": (
-        WAITS,
-        "0WAIT_SEND_F0",
-        "0WAIT_SEND_F",
-        "1:49 0WAIT_SEND_F: table: `0WAIT_SEND_F` is not an action",
-    ),
-    "WAIT_REDUCE_GRAD of a microbatch": (
-        WAITS,
-        "0WAIT_REDUCE_GRAD",
-        "0WAIT_REDUCE_GRAD0",
-        "1:103 0WAIT_REDUCE_GRAD0: table: `0WAIT_REDUCE_GRAD0` is not an action",
-    ),
-    "no direction": (
-        WAITS,
-        "0WAIT_SEND_F0",
-        "0WAIT_SEND0",
-        "1:49 0WAIT_SEND0: table: `0WAIT_SEND0` is not an action",
-    ),
-    "wait for a receive": (
-        WAITS,
-        "0RECV_B0,",
-        "0RECV_B0,0WAIT_RECV_B0,",
-        "1:45 0WAIT_RECV_B0: table: `0WAIT_RECV_B0` is not an action",
-    ),
-    "wait for a gather": (
-        WAITS,
-        "0UNSHARD,",
-        "0UNSHARD,0WAIT_UNSHARD,",
-        "1:10 0WAIT_UNSHARD: table: `0WAIT_UNSHARD` is not an action",
-    ),
-    "wait for an op": (
-        WAITS,
-        "0F1,",
-        "0F1,0WAIT_F1,",
-        "1:27 0WAIT_F1: table: `0WAIT_F1` is not an action",
-    ),
-    "wait for nothing": (
-        WAITS,
-        "0F1,",
-        "0F1,0WAIT,",
-        "1:27 0WAIT: table: `0WAIT` is not an action",
-    ),
-    "a letter missing": (
-        WAITS,
-        "0WAIT_SEND_F0",
-        "0WAITSEND_F0",
-        "1:49 0WAITSEND_F0: table: `0WAITSEND_F0` is not an action",
-    ),
-    "lower case": (
-        WAITS,
-        "0WAIT_SEND_F0",
-        "0wait_send_f0",
-        "1:49 0wait_send_f0: table: `0wait_send_f0` is not an action",
-    ),
-    "junk behind a wait": (
-        WAITS,
-        "0WAIT_SEND_F0",
-        "0WAIT_SEND_F0x",
-        "1:49 0WAIT_SEND_F0x: table: `0WAIT_SEND_F0x` is not an action",
-    ),
-    "negative microbatch": (
-        WAITS,
-        "0WAIT_SEND_F0",
-        "0WAIT_SEND_F-1",
-        "1:49 0WAIT_SEND_F-1: table: `0WAIT_SEND_F-1` is not an action",
-    ),
-    "no stage": (
-        WAITS,
-        "1WAIT_SEND_B0",
-        "WAIT_SEND_B0",
-        "2:102 WAIT_SEND_B0: table: `WAIT_SEND_B0` is not an action",
-    ),
-    "two waits in a cell": (
-        WAITS,
-        "1WAIT_SEND_B0,1WAIT_SEND_B1",
-        "1WAIT_SEND_B0;1WAIT_SEND_B1",
-        "2:102 1WAIT_SEND_B0;1WAIT_SEND_B1: table: `1WAIT_SEND_B0;1WAIT_SEND_B1` is not an action",
-    ),
-    "blank among waits": (
-        WAITS,
-        "1WAIT_SEND_B0,",
-        "1WAIT_SEND_B0,,",
-        "2:116 : table: a blank cell: only tables without communication have these",
-    ),
-    "wait in a group before its send": (
-        WAITS,
-        "0SEND_F1,0RECV_B0,0B0,0WAIT_SEND_F0,0RECV_B1,0B1,0WAIT_SEND_F1",
-        "(0WAIT_SEND_F1;0WAIT_SEND_F0)OVERLAP_F_B,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1",
-        "1:28 0WAIT_SEND_F1: wait: `0WAIT_SEND_F1` on rank 0 comes before `0SEND_F1`, for which it waits",
-    ),
-    "send twice, and waited for twice": (
-        WAITS,
-        "0WAIT_SEND_F0",
-        "0WAIT_SEND_F0,0SEND_F0,0WAIT_SEND_F0",
-        "1:63 0SEND_F0: repeated-send: `0SEND_F0` is sent twice",
-    ),
-    "send twice": (
-        WAITS,
-        "0SEND_F0",
-        "0SEND_F0,0SEND_F0",
-        "1:23 0SEND_F0: repeated-send: `0SEND_F0` is sent twice",
-    ),
-    "reduction twice, each waited for": (
-        WAITS,
-        "0WAIT_REDUCE_GRAD",
-        "0WAIT_REDUCE_GRAD,0REDUCE_GRAD,0WAIT_REDUCE_GRAD",
-        "1:121 0REDUCE_GRAD: reduce-grad: `0REDUCE_GRAD` on rank 0 comes twice",
-    ),
-    "reduction too early": (
-        WAITS,
-        "0B1,0WAIT_SEND_F1,0REDUCE_GRAD,0WAIT_REDUCE_GRAD",
-        "0REDUCE_GRAD,0WAIT_REDUCE_GRAD,0B1,0WAIT_SEND_F1",
-        "1:72 0REDUCE_GRAD: reduce-grad: `0REDUCE_GRAD` on rank 0 comes before the last backward of its stage",
-    ),
-    "two reductions at a time": (
-        WAITS_ON_ONE,
-        "1WAIT_REDUCE_GRAD,1RESHARD,0B0,0REDUCE_GRAD",
-        "1RESHARD,0B0,0REDUCE_GRAD,1WAIT_REDUCE_GRAD",
-        "1:57 0REDUCE_GRAD: wait: `0REDUCE_GRAD` on rank 0 begins while `1REDUCE_GRAD` is under way",
-    ),
-    "waits of reductions exchanged": (
-        WAITS_ON_ONE,
-        "1WAIT_REDUCE_GRAD,1RESHARD,0B0,0REDUCE_GRAD,0WAIT_REDUCE_GRAD,",
-        "0WAIT_REDUCE_GRAD,1RESHARD,0B0,0REDUCE_GRAD,1WAIT_REDUCE_GRAD,",
-        "1:44 0WAIT_REDUCE_GRAD: wait: `0WAIT_REDUCE_GRAD` on rank 0 comes before `0REDUCE_GRAD`, for which it waits",
-    ),
-    "waits that wait for each other": (
-        WAITS,
-        WAITS,
-        EACH_OTHER,
-        "2:27 1WAIT_SEND_B0: deadlock: ranks 0-1 wait for each other",
-    ),
-    "a wait in a ring of ranks": (
-        WAITS,
-        WAITS,
-        RING,
-        "2:23 1RECV_B0: deadlock: ranks 0-2 wait for each other",
-    ),
-    "wait in a table without transfers": (
-        GOOD,
-        "0F0",
-        "0F0,0WAIT_SEND_F0",
-        "1:5 0WAIT_SEND_F0: wait: `0WAIT_SEND_F0` on rank 0 waits for `0SEND_F0`, which the rank does not have",
-    ),
-    "receive missing": (
-        WAITS,
-        "1RECV_F1,",
-        "",
-        "2:23 1F1: order: `1F1` on rank 1 runs before `1RECV_F1`",
-    ),
-    "receives exchanged": (
-        WAITS,
-        "1RECV_F0,1F0,1RECV_F1",
-        "1RECV_F1,1RECV_F0,1F0",
-        "2:10 1RECV_F1: mismatched-transfer: rank 1 receives `1RECV_F1` where rank 0 sends `0SEND_F0`",
-    ),
-    "UNSHARD missing": (
-        WAITS,
-        "0UNSHARD,",
-        "",
-        "1:1 0F0: unshard: stage 0 runs on rank 0 without its weights",
-    ),
-    "RESHARD missing": (
-        WAITS,
-        ",0RESHARD",
-        "",
-        "1:1 0UNSHARD: unshard: the weights of stage 0 are never dropped",
-    ),
-}
+MALFORMED = defects(
+    r"""
+WAIT_SEND_F missing | WAITS | ,0WAIT_SEND_F0 | | 1:14 0SEND_F0: wait: nothing on rank 0 waits for `0SEND_F0`
+WAIT_SEND_B missing | WAITS | ,1WAIT_SEND_B1 | | 2:53 1SEND_B1: wait: nothing on rank 1 waits for `1SEND_B1`
+WAIT_REDUCE_GRAD missing | WAITS | ,0WAIT_REDUCE_GRAD | | 1:90 0REDUCE_GRAD: wait: nothing on rank 0 waits for `0REDUCE_GRAD`
+no WAIT_SEND, though a WAIT_REDUCE_GRAD | GOOD | GOOD | 0F0,0SEND_F0,0RECV_B0,0B0,0REDUCE_GRAD,0WAIT_REDUCE_GRAD\n1RECV_F0,1F0,1B0,1SEND_B0,1REDUCE_GRAD\n | 1:5 0SEND_F0: wait: nothing on rank 0 waits for `0SEND_F0`
+WAIT_SEND_F before its send | WAITS | 0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0WAIT_SEND_F0 | 0WAIT_SEND_F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0 | 1:14 0WAIT_SEND_F0: wait: `0WAIT_SEND_F0` on rank 0 comes before `0SEND_F0`, for which it waits
+WAIT_SEND_B before its send | WAITS | 1B0,1SEND_B0,1B1,1SEND_B1,1REDUCE_GRAD,1WAIT_REDUCE_GRAD,1RESHARD,1WAIT_SEND_B0 | 1B0,1WAIT_SEND_B0,1SEND_B0,1B1,1SEND_B1,1REDUCE_GRAD,1WAIT_REDUCE_GRAD,1RESHARD | 2:40 1WAIT_SEND_B0: wait: `1WAIT_SEND_B0` on rank 1 comes before `1SEND_B0`, for which it waits
+WAIT_REDUCE_GRAD before its REDUCE_GRAD | WAITS | 1REDUCE_GRAD,1WAIT_REDUCE_GRAD | 1WAIT_REDUCE_GRAD,1REDUCE_GRAD | 2:62 1WAIT_REDUCE_GRAD: wait: `1WAIT_REDUCE_GRAD` on rank 1 comes before `1REDUCE_GRAD`, for which it waits
+WAIT_SEND_F twice | WAITS | 0WAIT_SEND_F0 | 0WAIT_SEND_F0,0WAIT_SEND_F0 | 1:63 0WAIT_SEND_F0: wait: `0WAIT_SEND_F0` on rank 0 waits again for `0SEND_F0`
+WAIT_SEND_B twice | WAITS | 1WAIT_SEND_B1 | 1WAIT_SEND_B1,1WAIT_SEND_B0 | 2:130 1WAIT_SEND_B0: wait: `1WAIT_SEND_B0` on rank 1 waits again for `1SEND_B0`
+WAIT_REDUCE_GRAD twice | WAITS | 0RESHARD | 0RESHARD,0WAIT_REDUCE_GRAD | 1:130 0WAIT_REDUCE_GRAD: wait: `0WAIT_REDUCE_GRAD` on rank 0 waits again for `0REDUCE_GRAD`
+wait for a send of another rank | WAITS | 0B1, | 0B1,1WAIT_SEND_B0, | 1:76 1WAIT_SEND_B0: not-on-this-rank: `1WAIT_SEND_B0` on rank 0: stage 1 is on rank 1
+WAIT_REDUCE_GRAD of another rank | WAITS | 0RESHARD | 0RESHARD,1WAIT_REDUCE_GRAD | 1:130 1WAIT_REDUCE_GRAD: not-on-this-rank: `1WAIT_REDUCE_GRAD` on rank 0: stage 1 is on rank 1
+WAIT_SEND_F of no stage | WAITS | 0B1, | 0B1,7WAIT_SEND_F0, | 1:76 7WAIT_SEND_F0: no-such-stage: `7WAIT_SEND_F0` on rank 0: there are stages 0 to 1
+WAIT_REDUCE_GRAD of no stage | WAITS | 0RESHARD | 0RESHARD,7WAIT_REDUCE_GRAD | 1:130 7WAIT_REDUCE_GRAD: no-such-stage: `7WAIT_REDUCE_GRAD` on rank 0: there are stages 0 to 1
+WAIT_SEND_F of no microbatch | WAITS | 0B1, | 0B1,0WAIT_SEND_F9, | 1:76 0WAIT_SEND_F9: no-such-microbatch: `0WAIT_SEND_F9` on rank 0: there are microbatches 0 to 1
+wait for the other direction | WAITS | 0WAIT_SEND_F1 | 0WAIT_SEND_B1 | 1:27 0SEND_F1: wait: nothing on rank 0 waits for `0SEND_F1`
+wait behind the last stage | WAITS | 1WAIT_SEND_B0 | 1WAIT_SEND_F0,1WAIT_SEND_B0 | 2:102 1WAIT_SEND_F0: wait: `1WAIT_SEND_F0` on rank 1 waits for `1SEND_F0`, which the rank does not have
+wait for another microbatch | WAITS | 0WAIT_SEND_F1 | 0WAIT_SEND_F0 | 1:76 0WAIT_SEND_F0: wait: `0WAIT_SEND_F0` on rank 0 waits again for `0SEND_F0`
+send without its microbatch's wait | WAITS | 0SEND_F1, | | 1:67 0WAIT_SEND_F1: wait: `0WAIT_SEND_F1` on rank 0 waits for `0SEND_F1`, which the rank does not have
+reduction missing | WAITS | 0REDUCE_GRAD, | | 1:72 0B1: reduce-grad: the gradients of stage 0 are never reduced, those of others are
+no microbatch | WAITS | 0WAIT_SEND_F0 | 0WAIT_SEND_F | 1:49 0WAIT_SEND_F: table: `0WAIT_SEND_F` is not an action
+WAIT_REDUCE_GRAD of a microbatch | WAITS | 0WAIT_REDUCE_GRAD | 0WAIT_REDUCE_GRAD0 | 1:103 0WAIT_REDUCE_GRAD0: table: `0WAIT_REDUCE_GRAD0` is not an action
+no direction | WAITS | 0WAIT_SEND_F0 | 0WAIT_SEND0 | 1:49 0WAIT_SEND0: table: `0WAIT_SEND0` is not an action
+wait for a receive | WAITS | 0RECV_B0, | 0RECV_B0,0WAIT_RECV_B0, | 1:45 0WAIT_RECV_B0: table: `0WAIT_RECV_B0` is not an action
+wait for a gather | WAITS | 0UNSHARD, | 0UNSHARD,0WAIT_UNSHARD, | 1:10 0WAIT_UNSHARD: table: `0WAIT_UNSHARD` is not an action
+wait for an op | WAITS | 0F1, | 0F1,0WAIT_F1, | 1:27 0WAIT_F1: table: `0WAIT_F1` is not an action
+wait for nothing | WAITS | 0F1, | 0F1,0WAIT, | 1:27 0WAIT: table: `0WAIT` is not an action
+a letter missing | WAITS | 0WAIT_SEND_F0 | 0WAITSEND_F0 | 1:49 0WAITSEND_F0: table: `0WAITSEND_F0` is not an action
+lower case | WAITS | 0WAIT_SEND_F0 | 0wait_send_f0 | 1:49 0wait_send_f0: table: `0wait_send_f0` is not an action
+junk behind a wait | WAITS | 0WAIT_SEND_F0 | 0WAIT_SEND_F0x | 1:49 0WAIT_SEND_F0x: table: `0WAIT_SEND_F0x` is not an action
+negative microbatch | WAITS | 0WAIT_SEND_F0 | 0WAIT_SEND_F-1 | 1:49 0WAIT_SEND_F-1: table: `0WAIT_SEND_F-1` is not an action
+no stage | WAITS | 1WAIT_SEND_B0 | WAIT_SEND_B0 | 2:102 WAIT_SEND_B0: table: `WAIT_SEND_B0` is not an action
+two waits in a cell | WAITS | 1WAIT_SEND_B0,1WAIT_SEND_B1 | 1WAIT_SEND_B0;1WAIT_SEND_B1 | 2:102 1WAIT_SEND_B0;1WAIT_SEND_B1: table: `1WAIT_SEND_B0;1WAIT_SEND_B1` is not an action
+blank among waits | WAITS | 1WAIT_SEND_B0, | 1WAIT_SEND_B0,, | 2:116 : table: a blank cell: only tables without communication have these
+wait in a group before its send | WAITS | 0SEND_F1,0RECV_B0,0B0,0WAIT_SEND_F0,0RECV_B1,0B1,0WAIT_SEND_F1 | (0WAIT_SEND_F1;0WAIT_SEND_F0)OVERLAP_F_B,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1 | 1:28 0WAIT_SEND_F1: wait: `0WAIT_SEND_F1` on rank 0 comes before `0SEND_F1`, for which it waits
+send twice, and waited for twice | WAITS | 0WAIT_SEND_F0 | 0WAIT_SEND_F0,0SEND_F0,0WAIT_SEND_F0 | 1:63 0SEND_F0: repeated-send: `0SEND_F0` is sent twice
+send twice | WAITS | 0SEND_F0 | 0SEND_F0,0SEND_F0 | 1:23 0SEND_F0: repeated-send: `0SEND_F0` is sent twice
+reduction twice, each waited for | WAITS | 0WAIT_REDUCE_GRAD | 0WAIT_REDUCE_GRAD,0REDUCE_GRAD,0WAIT_REDUCE_GRAD | 1:121 0REDUCE_GRAD: reduce-grad: `0REDUCE_GRAD` on rank 0 comes twice
+reduction too early | WAITS | 0B1,0WAIT_SEND_F1,0REDUCE_GRAD,0WAIT_REDUCE_GRAD | 0REDUCE_GRAD,0WAIT_REDUCE_GRAD,0B1,0WAIT_SEND_F1 | 1:72 0REDUCE_GRAD: reduce-grad: `0REDUCE_GRAD` on rank 0 comes before the last backward of its stage
+two reductions at a time | WAITS_ON_ONE | 1WAIT_REDUCE_GRAD,1RESHARD,0B0,0REDUCE_GRAD | 1RESHARD,0B0,0REDUCE_GRAD,1WAIT_REDUCE_GRAD | 1:57 0REDUCE_GRAD: wait: `0REDUCE_GRAD` on rank 0 begins while `1REDUCE_GRAD` is under way
+waits of reductions exchanged | WAITS_ON_ONE | 1WAIT_REDUCE_GRAD,1RESHARD,0B0,0REDUCE_GRAD,0WAIT_REDUCE_GRAD, | 0WAIT_REDUCE_GRAD,1RESHARD,0B0,0REDUCE_GRAD,1WAIT_REDUCE_GRAD, | 1:44 0WAIT_REDUCE_GRAD: wait: `0WAIT_REDUCE_GRAD` on rank 0 comes before `0REDUCE_GRAD`, for which it waits
+waits that wait for each other | WAITS | WAITS | EACH_OTHER | 2:27 1WAIT_SEND_B0: deadlock: ranks 0-1 wait for each other
+a wait in a ring of ranks | WAITS | WAITS | RING | 2:23 1RECV_B0: deadlock: ranks 0-2 wait for each other
+wait in a table without transfers | GOOD | 0F0 | 0F0,0WAIT_SEND_F0 | 1:5 0WAIT_SEND_F0: wait: `0WAIT_SEND_F0` on rank 0 waits for `0SEND_F0`, which the rank does not have
+receive missing | WAITS | 1RECV_F1, | | 2:23 1F1: order: `1F1` on rank 1 runs before `1RECV_F1`
+receives exchanged | WAITS | 1RECV_F0,1F0,1RECV_F1 | 1RECV_F1,1RECV_F0,1F0 | 2:10 1RECV_F1: mismatched-transfer: rank 1 receives `1RECV_F1` where rank 0 sends `0SEND_F0`
+UNSHARD missing | WAITS | 0UNSHARD, | | 1:1 0F0: unshard: stage 0 runs on rank 0 without its weights
+RESHARD missing | WAITS | ,0RESHARD | | 1:1 0UNSHARD: unshard: the weights of stage 0 are never dropped
+""",
+    {
+        "GOOD": GOOD,
+        "WAITS": WAITS,
+        "WAITS_ON_ONE": WAITS_ON_ONE,
+        "EACH_OTHER": EACH_OTHER,
+        "RING": RING,
+    },
+)
 
 
 def place(error: CompileError) -> str:

@@ -26,7 +26,7 @@ from schedlang.schedule.actions import Actions
 from schedlang.schedule.layout import Layout, Pipeline
 from tests.support.own_collectives import comes_to_its_end
 from tests.support.own_needs import needs
-from tests.support.sections import section
+from tests.support.sections import cases, section
 from tests.support.sizes import examples
 from tests.support.strategies import make_schedule
 from tests.support.verdict import proved
@@ -72,7 +72,7 @@ def both_ways(text: str, costs: Costs | None = None) -> Plan:
 
 def wrong(text: str) -> str:
     """What is said of the ranks of both ways, or of a whole program."""
-    program = text if text.startswith("schedule") else BOTH_WAYS % text
+    program = text if "schedule" in text else BOTH_WAYS % text
     with pytest.raises(CompileError) as caught:
         compile(Source("wrong.sched", program))
     return str(caught.value)
@@ -95,93 +95,10 @@ def test_gathers_and_sums_are_in_the_plan_and_read_again(tmp_path: Path) -> None
     assert read_plan(tmp_path / "plan.json").ranks == plan.ranks
 
 
-#: The gradients of the second microbatch come behind the sum.
-LATE = """schedule late {
-    param ranks = 2
-    param microbatches = 2
-    stage s in 0 .. 2 * ranks on s % ranks
-    rank r {
-        for c in 0 .. 2 { F(stage(c), 0)  F(stage(c), 1) }
-        for c in 0 .. 2 by -1 { B(stage(c), 0)  reduce(stage(c))  B(stage(c), 1) }
-    }
-}
-"""
-#: The same, before an optimizer step.
-LATE_STEP = LATE.replace("B(stage(c), 1) }", "B(stage(c), 1)  U(stage(c)) }")
-SIDE_BY_SIDE = """schedule side_by_side {
-    param ranks = 1
-    param microbatches = 2
-    pipeline lane(i) in 0 .. 2 runs 1 stage s in 0 .. 1 on 0
-    rank r { for i in 0 .. 2 { F(lane(i, 0), 0)  B(lane(i, 0), 0) }  reduce(lane(0, 0)) }
-}
-"""
-#: Gathers of ranks 1 and 2 that each has begun go behind those of `c(1)`, to which rank 3 comes only
-#: behind what it needs of them. Rank 0 waits for them as well, and they do not wait for its sum.
-THREE_WAYS = """schedule three_ways {
-    param ranks = 5
-    param microbatches = 3
-    pipeline a runs 1 stage s in 0 .. 3 on s + 1
-    pipeline b runs 1 stage s in 0 .. 3 on 2 - s
-    pipeline c runs 1 stage s in 0 .. 3 on 4 - s % 2
-    rank r {
-        if r == 0 { F(b(2), 0)  B(b(2), 0)  reduce }
-        if r == 1 {
-            unshard(b(1))  unshard(a(0))
-            F(a(0), 0)  F(b(1), 0)  B(a(0), 0)  B(b(1), 0)
-            reshard
-        }
-        if r == 2 {
-            unshard(a(1))  unshard(b(0))
-            F(b(0), 0)  F(a(1), 0)  B(a(1), 0)  B(b(0), 0)
-            reshard
-        }
-        if r == 3 {
-            F(a(2), 0)  unshard(c(1))  B(a(2), 0)  reduce(a(2))
-            F(c(1), 0)  B(c(1), 0)  reshard(c(1))
-        }
-        if r == 4 {
-            unshard(c(0))  F(c(0), 0)  F(c(2), 0)  B(c(2), 0)  reduce(c(2))
-            B(c(0), 0)  reshard(c(0))
-        }
-    }
-}
-"""
-#: What both ranks do, with a mistake; or a program of its own.
-WRONG = (
-    f"reduce(down(r))  {FORWARDS}  {BACKWARDS}",
-    f"{FORWARDS}  {BACKWARDS}  reduce  reduce(down(r))",
-    f"{FORWARDS}  B(down(r), 0)  reduce  B(up(1 - r), 0)",
-    f"{FORWARDS}  {BACKWARDS}  reduce(down(r))",
-    f"unshard  unshard(down(r))  {FORWARDS}  {BACKWARDS}  reshard",
-    f"reshard  {FORWARDS}  {BACKWARDS}",
-    f"unshard  {FORWARDS}  reshard  {BACKWARDS}",
-    f"{FORWARDS}  unshard  {BACKWARDS}  reshard",
-    f"unshard  {FORWARDS}  {BACKWARDS}",
-    f"unshard  {FORWARDS}  {BACKWARDS}  reduce  U  reshard",
-    f"{FORWARDS}  {BACKWARDS}  reduce(down(r))  reduce(up(1 - r))",
-    f"{FORWARDS}  {BACKWARDS}  if r == 0 {{ reduce }}",
-    # Two gathers where the replica has none: the first of them has no other side.
-    f"if r == 0 {{ unshard(down(0)) }}  {FORWARDS}  if r == 0 {{ reshard(down(0)) }}  "
-    f"if r == 0 {{ unshard(down(0)) }}  {BACKWARDS}  if r == 0 {{ reshard(down(0)) }}",
-    # A gather that its replica has once, and another one twice.
-    f"unshard(down(r))  {FORWARDS}  reshard(down(r))  {BACKWARDS}",
-    f"{FORWARDS}  {BACKWARDS}  if r == 1 {{ reduce }} else {{ reduce(down(0)) }}",
-    # What is left at the end of a rank comes behind what is wrong before.
-    f"if r == 1 {{ unshard(down(1)) }}  {FORWARDS}  {BACKWARDS}  if r == 1 {{ reshard(up(0)) }}",
-    # Rank 1 gathers the weights of up(0) behind what it needs of rank 0, which waits for that gather.
-    f"if r == 0 {{ unshard(up(1))  unshard(down(0))  F(down(0), 0) }} "
-    f"else {{ unshard(down(1))  F(down(1), 0)  unshard(up(0)) }} "
-    f"F(up(1 - r), 0)  {BACKWARDS}  reshard",
-    LATE,
-    LATE_STEP,
-    SIDE_BY_SIDE,
-    THREE_WAYS,
-)
-
-
 def test_what_is_wrong_with_them(golden: Callable[[str, Path], None]) -> None:
-    sections = [section(text, wrong(text)) for text in WRONG]
-    golden("".join(sections), Path(__file__).parent / "collectives.txt")
+    """What both ranks do, with a mistake; or a program of its own."""
+    path = Path(__file__).with_name("collectives.txt")
+    golden("".join(section(text, wrong(text)) for text in cases(path)), path)
 
 
 def test_they_are_in_no_overlap_and_no_stream() -> None:

@@ -26,7 +26,7 @@ from schedlang.schedule.actions import Actions
 from schedlang.schedule.transports import NAMES
 from tests.support.damage import in_form
 from tests.support.own_hops import comes_home
-from tests.support.sections import section
+from tests.support.sections import cases, section
 from tests.support.sizes import examples
 from tests.support.verdict import proved
 
@@ -74,190 +74,27 @@ def test_hops_are_in_the_plan_and_read_again(tmp_path: Path) -> None:
     assert read_plan(tmp_path / "plan.json").ranks == plan.ranks
 
 
-ALONE = """schedule alone {
-    param ranks = 1
-    param microbatches = 1
-    rank r { send weights(0)  F(0)  B(0) }
-}
-"""
-SIDE_BY_SIDE = """schedule side_by_side {
-    param ranks = 1
-    param microbatches = 2
-    pipeline lane(d) in 0 .. 2 runs 1 stage s in 0 .. 1 on 0
-    rank r {
-        send weights(lane(0, 0))  recv weights(lane(1, 0))
-        for d in 0 .. 2 { F(lane(d, 0), 0)  B(lane(d, 0), 0) }
-        send gradients(lane(1, 0))  recv gradients(lane(0, 0))  reshard(lane(1, 0))
-    }
-}
-"""
-#: Of three stages the first and the last are received by all replicas.
-HOMELESS = """schedule homeless {
-    param ranks = 2
-    param microbatches = 2
-    pipeline lane(d) in 0 .. ranks runs 1 stage s in 0 .. 3 on d
-    rank r {
-        for s in 0 .. 3 { if s % 2 == 0 or r == 1 { recv weights(lane(r, s)) } }
-        for s in 0 .. 3 { send weights(lane(r, s)) }
-        for s in 0 .. 3 { F(lane(r, s), 0) }
-        for s in 0 .. 3 by -1 { B(lane(r, s), 0) }
-    }
-}
-"""
-#: Rank 0 sends weights behind what it needs of rank 1, which waits for these.
-WAITING = """schedule both {
-    param ranks = 2
-    param microbatches = 2
-    pipeline down runs 1 stage s in 0 .. 2 on s
-    pipeline up runs 1 stage s in 0 .. 2 on 1 - s
-    rank r {
-        if r == 0 { recv weights(up(1))  F(up(1), 0)  send weights(down(0))  F(down(0), 0) }
-        if r == 1 { send weights(down(1))  recv weights(up(0))  F(up(0), 0)  F(down(1), 0) }
-        B(up(1 - r), 0)  B(down(r), 0)
-        if r == 0 { send gradients(up(1)) } else { recv gradients(down(1)) }
-        if r == 0 { recv gradients(down(0)) } else { send gradients(up(0)) }
-        reshard(up(1 - r))
-    }
-}
-"""
-#: Rank 0 sends the weights of two stages behind an op that needs what rank 1 makes, which passes on
-#: both before it.
-PASSED = """schedule passed {
-    param ranks = 3
-    param microbatches = 3
-    pipeline lane(d) in 0 .. ranks runs 1 stage s in 0 .. 4 on (d + s % 2 * 2) % ranks
-    rank r {
-        let d = (r + 1) % ranks
-        if r == 0 { F(lane(d, 1), 0) }
-        for s in 0 .. 2 { if r > 0 { recv weights(lane(r, 2 * s)) } }
-        for s in 0 .. 2 { if r < 2 { send weights(lane(r, 2 * s)) } }
-        F(lane(r, 0), 0)
-        if r > 0 { F(lane(d, 1), 0) }
-        F(lane(r, 2), 0)  F(lane(d, 3), 0)  B(lane(d, 3), 0)  B(lane(r, 2), 0)  B(lane(d, 1), 0)  B(lane(r, 0), 0)
-        for s in 0 .. 2 { if r == 2 { recv gradients(lane(r, 2 * s)) } }
-        for s in 0 .. 2 { if r > 0 { send gradients(lane(r, 2 * s)) } else { recv gradients(lane(r, 2 * s)) } }
-        for s in 0 .. 2 { if r > 0 { reshard(lane(r, 2 * s)) } }
-    }
-}
-"""
-#: Weights are passed on as they should, and messages cross.
-CROSSING = """schedule crossing {
-    param ranks = 2
-    param microbatches = 2
-    pipeline down runs 1 stage s in 0 .. 2 on s
-    pipeline up runs 1 stage s in 0 .. 2 on 1 - s
-    rank r {
-        let d = r == 0
-        if d { send weights(down(0))  recv weights(up(1)) } else { recv weights(up(0))  send weights(down(1)) }
-        if d { F(down(0), 0)  send F(down(0), 0)  recv F(up(1), 0)  F(up(1), 0) }
-        else { F(up(0), 0)  send F(up(0), 0)  recv F(down(1), 0)  F(down(1), 0) }
-        if d { B(up(1), 0)  send B(up(1), 0)  recv B(down(0), 0)  B(down(0), 0) }
-        else { B(down(1), 0)  recv B(up(0), 0)  send B(down(1), 0)  B(up(0), 0) }
-        if d { send gradients(up(1))  recv gradients(down(0)) } else { recv gradients(down(1))  send gradients(up(0)) }
-        reshard(if d then up(1) else up(0))
-    }
-}
-"""
-#: Rank 0 sends a gradient only when its weights are gone, and these only when all that it has sent
-#: is received, which rank 1 does behind that gradient.
-HELD_AT_THE_END = """schedule held_at_the_end {
-    param ranks = 2
-    param microbatches = 2
-    pipeline lane(d) in 0 .. 2 runs 1 stage s in 0 .. 2 on if d == 1 and s == 1 then 0 else 1
-    rank r {
-        if r == 0 {
-            recv weights(lane(1, 1))
-            recv F(lane(1, 1), 0)  F(lane(1, 1), 0)  B(lane(1, 1), 0)
-            send gradients(lane(1, 1))  reshard(lane(1, 1))  send B(lane(1, 1), 0)
-        } else {
-            send weights(lane(0, 1))
-            for d in 0 .. 2 { F(lane(d, 0), 0) }
-            send F(lane(1, 0), 0)
-            F(lane(0, 1), 0)  B(lane(0, 1), 0)  B(lane(0, 0), 0)
-            recv B(lane(1, 0), 0)  B(lane(1, 0), 0)
-            recv gradients(lane(0, 1))
-        }
-    }
-}
-"""
-#: Rank 0 sends an activation behind weights that it passes on, which rank 1 sends behind what it
-#: makes of that activation.
-HELD_AT_A_SEND = """schedule held_at_a_send {
-    param ranks = 3
-    param microbatches = 3
-    pipeline lane(d) in 0 .. 3 runs 1 stage s in 0 .. 2 on if d == 2 then 2 else if d == s then 0 else 1
-    rank r {
-        if r == 0 {
-            recv weights(lane(1, 1))  F(lane(0, 0), 0)
-            send weights(lane(1, 1))  send F(lane(0, 0), 0)
-            recv F(lane(1, 1), 0)  F(lane(1, 1), 0)  reshard(lane(1, 1))
-        }
-        if r == 1 {
-            recv F(lane(0, 1), 0)  F(lane(0, 1), 0)  send weights(lane(0, 1))
-            F(lane(1, 0), 0)  send F(lane(1, 0), 0)
-        }
-        if r == 2 {
-            F(lane(2, 0), 0)  recv weights(lane(2, 1))  F(lane(2, 1), 0)  reshard(lane(2, 1))
-        }
-    }
-}
-"""
-#: What rank 0 and rank 1 do, with a mistake.
-WRONG = (
-    (HOME.replace("F(0)  B(0)", "B(0)  F(0)"), AWAY),
-    (HOME, f"F(0)  {AWAY.replace('F(0)', '')}"),
-    (HOME, f"recv weights(lane(1, 0))  {AWAY}"),
-    (HOME, f"{AWAY}  reshard"),
-    (HOME, AWAY.replace("reshard", "")),
-    (f"{HOME}  reshard", AWAY),
-    (HOME, f"{AWAY}  send weights(lane(1, 0))"),
-    (
-        f"recv weights(lane(0, 0))  {HOME}  reshard",
-        f"send weights(lane(1, 0))  {AWAY}",
-    ),
-    (HOME, AWAY.replace("recv weights(lane(1, 0))", "").replace("reshard", "")),
-    (HOME, AWAY.replace("send gradients(lane(1, 0))", "")),
-    # What rank 1 has received behind its last send.
-    (
-        f"{HOME.replace('B(0)', 'B(0)  send gradients(lane(0, 0))')}",
-        AWAY.replace("reshard", "recv gradients(lane(1, 0))  reshard"),
-    ),
-    (f"send gradients(lane(0, 0))  {HOME}", f"recv gradients(lane(1, 0))  {AWAY}"),
-    (HOME, AWAY.replace("reshard", "send gradients(lane(1, 0))  reshard")),
-    (
-        f"send weights(lane(0, 0))  send gradients(lane(0, 0))  {HOME}",
-        f"recv weights(lane(1, 0))  recv gradients(lane(1, 0))  reshard  {AWAY}",
-    ),
-    (f"{HOME}  reduce", f"{AWAY}  reduce"),
-    (f"{HOME}  U", f"{AWAY}  U"),
-    (HOME.replace("recv gradients(lane(0, 0))", ""), AWAY),
-    (HOME.replace("F(0)", "send weights(lane(0, 0))  F(0)"), AWAY),
-    ("recv gradients(lane(0, 0))  send weights(lane(0, 0))  F(0)  B(0)", AWAY),
-    # The first of each kind that meet nobody.
-    (
-        f"{HOME}  recv gradients(lane(0, 0))  recv gradients(lane(0, 0))",
-        f"{AWAY}  recv weights(lane(1, 0))  reshard",
-    ),
-    (f"unshard  {HOME}", f"unshard  {AWAY}"),
-)
+#: Programs, and what ranks 0 and 1 of a pair do, each with a mistake.
+WRONG = Path(__file__).with_name("hops.txt")
 
 
 def test_what_is_wrong_with_hops(golden: Callable[[str, Path], None]) -> None:
-    sections = [section(f"{home}\n{away}", wrong(home, away)) for home, away in WRONG]
-    programs = (ALONE, SIDE_BY_SIDE, HOMELESS, WAITING, PASSED, CROSSING)
-    for program in (*programs, HELD_AT_THE_END, HELD_AT_A_SEND):
+    sections = []
+    for shown in cases(WRONG):
+        program = shown if "schedule" in shown else PAIR % ("", *shown.split("\n"))
         with pytest.raises(CompileError) as caught:
             compile(Source("wrong.sched", program))
-        sections.append(section(program, str(caught.value)))
-    golden("".join(sections), Path(__file__).parent / "hops.txt")
+        sections.append(section(shown, str(caught.value)))
+    golden("".join(sections), WRONG)
 
 
 @pytest.mark.parametrize("transport", NAMES)
-@pytest.mark.parametrize("program", [HELD_AT_THE_END, HELD_AT_A_SEND])
+@pytest.mark.parametrize("name", ["held_at_the_end", "held_at_a_send"])
 def test_what_stands_behind_a_wait_for_a_hop_comes_after_it(
-    program: str, transport: str
+    name: str, transport: str
 ) -> None:
     """Also transfers, which would otherwise be on their way once the op before is done."""
+    (program,) = (shown for shown in cases(WRONG) if f"schedule {name} " in shown)
     with pytest.raises(CompileError) as caught:
         compile(Source("held.sched", program), transport=transport)
     (found,) = caught.value.diagnostics

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from schedlang.cli.main import main
 from schedlang.compiler import check_program, compile
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.extras.prove.certificates import what_it_proves
@@ -20,6 +19,7 @@ from schedlang.extras.prove.result import Proof
 from schedlang.files.reading import source_of
 from schedlang.language.faults import Fault
 from schedlang.proof.prove import ideal_execution
+from tests.support.commands import exit_code, output
 from tests.support.damaged_certificates import Place, changed, is_refused, places
 from tests.support.damaged_programs import STREAMS, compare
 from tests.support.paths import PROGRAMS, ROOT
@@ -360,13 +360,12 @@ def test_compiling_proves_claims_for_all_if_it_is_asked_to(
 ) -> None:
     file = tmp_path / "claims.sched"
     file.write_text(CLAIMS)
-    assert main(["compile", str(file), "--prove"]) == 0
+    assert exit_code("compile", str(file), "--prove") == 0
     file.write_text(
         CLAIMS.replace("microbatches for all", "min(microbatches, 8) for all")
     )
-    assert main(["compile", str(file)]) == 0
-    capsys.readouterr()
-    assert main(["compile", str(file), "--prove"]) == 1
+    output("compile", str(file))
+    assert exit_code("compile", str(file), "--prove") == 1
     assert "wrong for microbatches >= 9" in capsys.readouterr().err
 
 
@@ -621,31 +620,29 @@ def test_the_command_prints_verdicts_and_formulas(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "certificate.json"
-    command = ["prove", str(PROGRAMS / "1f1b.sched"), "-p", "ranks=2", "-o", str(file)]
-    assert main(command) == 0
+    command = ["prove", str(PROGRAMS / "1f1b.sched"), "-p ranks=2 -o", str(file)]
+    assert exit_code(*command) == 0
     printed = capsys.readouterr().out
     assert "portable  proved for microbatches >= 1" in printed
     assert "makespan = 3 * microbatches + 3 for microbatches >= 1" in printed
-    assert main(["prove", str(file), "--check"]) == 0
-    said = capsys.readouterr().out
+    said = output("prove", str(file), "--check")
     assert "the certificate proves one_f_one_b, ranks = 2 for microbatches >= " in said
     document = json.loads(file.read_text())
     document["program"] = document["program"].replace("ranks - 1 - r", "ranks - r", 1)
     file.write_text(json.dumps(document))
-    assert main(["prove", str(file), "--check"]) == 1
+    assert exit_code("prove", str(file), "--check") == 1
     printed = capsys.readouterr().out
     assert "does not hold: at 5 microbatches, on `portable`: a claim" in printed
 
 
-def test_the_command_proves_for_any_number_of_ranks(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_command_proves_for_any_number_of_ranks(tmp_path: Path) -> None:
     pytest.importorskip("islpy")
     file = tmp_path / "certificate.json"
     gpipe = str(PROGRAMS / "gpipe.sched")
-    assert main(["prove", gpipe, "--any-ranks", "-o", str(file)]) == 0
-    assert "any ranks and microbatches" in capsys.readouterr().out
-    assert main(["prove", str(file), "--check"]) == 0
+    assert "any ranks and microbatches" in output(
+        "prove", gpipe, "--any-ranks -o", str(file)
+    )
+    assert exit_code("prove", str(file), "--check") == 0
 
 
 def test_the_command_fails_for_a_program_that_is_wrong_at_some_size(
@@ -653,7 +650,7 @@ def test_the_command_fails_for_a_program_that_is_wrong_at_some_size(
 ) -> None:
     file = tmp_path / "wrong.sched"
     file.write_text(DEADLOCK)
-    assert main(["prove", str(file), "--json"]) == 1
+    assert exit_code("prove", str(file), "--json") == 1
     document = json.loads(capsys.readouterr().out)
     (verdict,) = document["verdicts"]
     assert (verdict["verdict"], verdict["smallest"]) == ("wrong", {"microbatches": 6})

@@ -13,7 +13,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from schedlang import Plan, Schedule, compile
-from schedlang.cli.main import main
 from schedlang.diagnostics.style import PLAIN
 from schedlang.extras.difference.difference import (
     Difference,
@@ -26,45 +25,21 @@ from schedlang.extras.difference.document import difference_json
 from schedlang.lowering import lower
 from schedlang.report.alignment import Change, align
 from schedlang.schedule.costs import UNIT
+from tests.support.commands import exit_code, line_words, output
 from tests.support.damage import changed
 from tests.support.paths import GALLERY, GOLDEN, ROOT
 from tests.support.sizes import examples
 from tests.support.strategies import schedules
 
 PAIRS = {
-    "halves": ["1f1b", "zb_h1", "--compute"],
-    "transfers": ["1f1b", "zb_h1", "-p", "microbatches=4"],
-    "placement": ["1f1b_v", "interleaved_1f1b", "--compute", "-p", "microbatches=4"],
-    "overlap": ["interleaved_1f1b", "interleaved_overlap", "--compute"],
-    "pipelines": ["chimera", "dualpipe", "--compute"],
-    "microbatches": [
-        "1f1b",
-        "1f1b",
-        "-p",
-        "ranks=2",
-        "-a",
-        "microbatches=4",
-        "-b",
-        "microbatches=6",
-    ],
-    "ranks": [
-        "1f1b",
-        "interleaved_1f1b",
-        "--compute",
-        "-b",
-        "ranks=2",
-        "-p",
-        "microbatches=4",
-    ],
-    "costs": [
-        "gpipe",
-        "1f1b",
-        "--compute",
-        "-p",
-        "microbatches=32",
-        "--p2p-time",
-        "0.2",
-    ],
+    "halves": "1f1b zb_h1 --compute",
+    "transfers": "1f1b zb_h1 -p microbatches=4",
+    "placement": "1f1b_v interleaved_1f1b --compute -p microbatches=4",
+    "overlap": "interleaved_1f1b interleaved_overlap --compute",
+    "pipelines": "chimera dualpipe --compute",
+    "microbatches": "1f1b 1f1b -p ranks=2 -a microbatches=4 -b microbatches=6",
+    "ranks": "1f1b interleaved_1f1b --compute -b ranks=2 -p microbatches=4",
+    "costs": "gpipe 1f1b --compute -p microbatches=32 --p2p-time 0.2",
 }
 
 
@@ -75,9 +50,9 @@ def diff(
     """Run the command where the programs are; its exit code and its output."""
     monkeypatch.chdir(ROOT)
 
-    def run(*arguments: str) -> tuple[int, str]:
+    def run(*line: object) -> tuple[int, str]:
         names = {path.stem: f"programs/{path.name}" for path in GALLERY}
-        code = main(["diff", *(names.get(each, each) for each in arguments)])
+        code = exit_code("diff", *(names.get(word, word) for word in line_words(*line)))
         return code, capsys.readouterr().out
 
     return run
@@ -87,10 +62,10 @@ def diff(
 def test_text_and_document(
     name: str, diff: Callable[..., Any], golden: Callable[[str, Path], None]
 ) -> None:
-    code, text = diff(*PAIRS[name])
+    code, text = diff(PAIRS[name])
     assert code == 1
     golden(text, GOLDEN / "diff" / f"{name}.txt")
-    code, text = diff(*PAIRS[name], "--json")
+    code, text = diff(PAIRS[name], "--json")
     assert code == 1
     # A line for each run, for those who read what changed.
     document = json.loads(text)
@@ -120,13 +95,13 @@ def test_a_schedule_does_not_differ_from_itself(
 
 
 def test_a_plan_and_a_table_of_a_program_are_equal_to_it(
-    tmp_path: Path, diff: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    diff: Callable[..., Any],
 ) -> None:
     plan = str(tmp_path / "plan.json")
     table = str(tmp_path / "table.csv")
-    assert main(["compile", "programs/interleaved_1f1b.sched", "-o", plan]) == 0
-    assert main(["export", plan, "--to", "torch-csv", "-o", table]) == 0
-    capsys.readouterr()
+    assert exit_code("compile programs/interleaved_1f1b.sched -o", plan) == 0
+    output("export", plan, "--to torch-csv -o", table)
     for pair in (
         ("interleaved_1f1b", plan),
         (plan, table),
@@ -165,7 +140,7 @@ def test_exit_codes(
     wrong.write_text(
         "schedule wrong { param ranks = 1 param microbatches = 1 rank r { B(0) F(0) } }"
     )
-    assert main(["diff", "1f1b", str(wrong)]) == 2
+    assert exit_code("diff 1f1b", str(wrong)) == 2
     assert "error[order]" in capsys.readouterr().err
     usage = {
         ("1f1b", "gpipe", "-p", "chunks=2"): "no program has a parameter `chunks`",
@@ -182,7 +157,7 @@ def test_exit_codes(
     }
     for arguments, message in usage.items():
         with pytest.raises(SystemExit) as caught:
-            main(["diff", *arguments])
+            exit_code("diff", *arguments)
         assert caught.value.code == 2
         assert message in capsys.readouterr().err
 
@@ -358,5 +333,5 @@ def test_costs_by_microbatch_are_lists_in_brackets(
             f"schedule s {{ param ranks = 2  param microbatches = 2  {cost} = {by}  {order} }}"
         )
         paths.append(str(path))
-    assert main(["diff", *paths]) == 1
+    assert exit_code("diff", *paths) == 1
     assert "[1,2],[1,2]" in capsys.readouterr().out

@@ -15,7 +15,6 @@ from xml.etree import ElementTree
 import pytest
 
 from schedlang import Bar, Costs, Kind, Plan, compile, read_source, simulate
-from schedlang.cli.main import main
 from schedlang.extras.measured import (
     Comparison,
     compare,
@@ -27,25 +26,14 @@ from schedlang.report.views import lay_out
 from schedlang.report.views.causes import causes_of
 from schedlang.schedule.costs import read_costs
 from schedlang.schedule.costs.measured import measured_costs
+from tests.support.commands import exit_code, output
 from tests.support.paths import CASES, GOLDEN, PROGRAMS
 from tests.support.programs import plan_of
 from tests.support.recorded import recorded_as
 
 RECORDED = CASES / "run.json"
 #: The program of the recorded run.
-GIVEN = [
-    str(PROGRAMS / "1f1b.sched"),
-    str(RECORDED),
-    "-p",
-    "ranks=2",
-    "-p",
-    "microbatches=2",
-]
-
-
-def output(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    assert main(list(map(str, arguments))) == 0
-    return capsys.readouterr().out
+GIVEN = [str(PROGRAMS / "1f1b.sched"), str(RECORDED), "-p ranks=2 -p microbatches=2"]
 
 
 def test_the_recorded_run() -> None:
@@ -186,7 +174,7 @@ def test_the_median_step(tmp_path: Path) -> None:
 
 
 def test_stragglers_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
 ) -> None:
     plan = plan_of("interleaved_1f1b", ranks=4, chunks=2)
     slow = [1.0] * 8
@@ -212,7 +200,6 @@ def test_stragglers_are_named(
     }
     program = PROGRAMS / "interleaved_1f1b.sched"
     text = output(
-        capsys,
         "compare",
         program,
         tmp_path / "run.json",
@@ -247,12 +234,11 @@ def test_what_stands_out_in_a_run(tmp_path: Path) -> None:
 
 
 def test_the_comparison_in_text(
-    capsys: pytest.CaptureFixture[str],
     golden: Callable[[str, Path], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "110")
-    golden(output(capsys, "compare", *GIVEN), GOLDEN / "views" / "run.txt")
+    golden(output("compare", *GIVEN), GOLDEN / "views" / "run.txt")
 
 
 def test_costs_are_written_for_the_next_simulation(
@@ -261,14 +247,11 @@ def test_costs_are_written_for_the_next_simulation(
     found: dict[str, Any] = {}
     for name in ("costs.json", "costs.yaml"):
         found = json.loads(
-            output(
-                capsys, "compare", *GIVEN, "--json", "--write-costs", tmp_path / name
-            )
+            output("compare", *GIVEN, "--json", "--write-costs", tmp_path / name)
         )
         assert read_costs(tmp_path / name) == read_run(RECORDED).costs
     again = json.loads(
         output(
-            capsys,
             "simulate",
             GIVEN[0],
             *GIVEN[2:],
@@ -286,8 +269,8 @@ def test_costs_are_written_for_the_next_simulation(
     )
     assert found["measured"]["makespan"] == median(found["steps"])
     assert (
-        main(
-            ["compare", *GIVEN, "--write-costs", str(tmp_path / "none" / "costs.json")]
+        exit_code(
+            "compare", *GIVEN, "--write-costs", str(tmp_path / "none" / "costs.json")
         )
         == 2
     )
@@ -295,14 +278,14 @@ def test_costs_are_written_for_the_next_simulation(
 
 
 def test_every_view_draws_a_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
 ) -> None:
     run = read_run(RECORDED)
-    text = output(capsys, "view", RECORDED)
+    text = output("view", RECORDED)
     title = "one_f_one_b (ranks = 2, microbatches = 2), measured"
     assert text.startswith(f"{title}: makespan {run.median.makespan / 1000:.5g} ms, ")
     for ending in ("svg", "html", "json", "png"):
-        output(capsys, "view", RECORDED, "-o", tmp_path / f"run.{ending}")
+        output("view", RECORDED, "-o", tmp_path / f"run.{ending}")
     assert (
         ElementTree.parse(tmp_path / "run.svg").findtext(
             "{http://www.w3.org/2000/svg}title"
@@ -324,7 +307,7 @@ def test_every_view_draws_a_run(
     assert picture.memory[0][-1] == (run.median.ranks[0][-1].end, 0)
     assert run.execution().peak_activations == simulate(run.plan).peak_activations
     # Beside it, a program is predicted with the costs that the run shows.
-    output(capsys, "view", *GIVEN, "-o", tmp_path / "both.html")
+    output("view", *GIVEN, "-o", tmp_path / "both.html")
     assert (
         f"one_f_one_b (ranks = 2, microbatches = 2) and {title}"
         in (tmp_path / "both.html").read_text()
@@ -347,19 +330,19 @@ def test_every_view_draws_a_run(
             "the run is of `one_f_one_b` (ranks = 2, microbatches = 2), `one_f_one_b` (ranks = 4",
         ),
         (
-            ["compare", *GIVEN, "--forward-times", "1", "2", "3"],
+            ["compare", *GIVEN, "--forward-times 1 2 3"],
             "3 durations of `F` are given, there are 2 stages",
         ),
         (
-            ["compare", GIVEN[0], "--write-costs", "costs.json"],
+            ["compare", GIVEN[0], "--write-costs costs.json"],
             "--write-costs writes what a recorded run shows",
         ),
         (
-            ["view", str(RECORDED), "-p", "ranks=2"],
+            ["view", str(RECORDED), "-p ranks=2"],
             "is a recorded run: it is drawn as it was",
         ),
         (
-            ["view", str(RECORDED), "--p2p-time", "2"],
+            ["view", str(RECORDED), "--p2p-time 2"],
             "is a recorded run: it is drawn as it was",
         ),
     ],
@@ -368,7 +351,7 @@ def test_wrong_usage(
     arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
-        main(arguments)
+        exit_code(*arguments)
     assert caught.value.code == 2
     assert complaint in capsys.readouterr().err
 
@@ -429,7 +412,7 @@ def test_a_damaged_trace(
     document = json.loads(RECORDED.read_text())
     change(document)
     (tmp_path / "bad.json").write_text(json.dumps(document))
-    assert main(["view", str(tmp_path / "bad.json")]) == 1
+    assert exit_code("view", str(tmp_path / "bad.json")) == 1
     error = capsys.readouterr().err
     assert f"error[{code}]: `{tmp_path / 'bad.json'}`: " in error
     assert complaint in error
@@ -439,7 +422,7 @@ def test_a_trace_that_is_cut_off(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "cut.json").write_text(RECORDED.read_text()[:1000])
-    assert main(["compare", GIVEN[0], str(tmp_path / "cut.json"), *GIVEN[2:]]) == 1
+    assert exit_code("compare", GIVEN[0], str(tmp_path / "cut.json"), *GIVEN[2:]) == 1
     assert "error[trace]" in capsys.readouterr().err
 
 

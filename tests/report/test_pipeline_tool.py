@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from schedlang import Costs, Plan, simulate
-from schedlang.cli.main import main
 from schedlang.extras.pipeline_tool.quirks import quirky_bubble_rate, quirky_timeline
 from schedlang.extras.pipeline_tool.settings import Settings, settings_of
 from schedlang.report.views.table import table
 from schedlang.schedule.timeline import Timeline
+from tests.support.commands import exit_code, output
 from tests.support.paths import CASES
 
 RECORDED = json.loads((CASES / "visualizer.json").read_text())["cases"]
@@ -116,61 +116,30 @@ def test_every_case_that_ran_is_met() -> None:
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(["pipeline", "--no-visualization", *arguments]) == 0
+    assert exit_code("pipeline --no-visualization", *arguments) == 0
     captured = capsys.readouterr()
     return captured.out.splitlines()[-1] + "\n" + captured.err
 
 
 def test_options_and_their_short_forms(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed(capsys) == "Bubble rate: 0.3000\n"
-    assert (
-        printed(capsys, "--num-stages", "4", "--num-batches", "8")
-        == "Bubble rate: 0.3750\n"
+    assert printed(capsys, "--num-stages 4 --num-batches 8") == "Bubble rate: 0.3750\n"
+    long = "--forward-times 1 1 1 2 --backward-times 2 2 2 4"
+    assert printed(capsys, "-s 4 -b 8", long) == "Bubble rate: 0.9000\n"
+    assert printed(capsys, "-s 4 -b 8 -f 1 1 1 2 -bw 2 2 2 4").startswith(
+        "Bubble rate: 0.9000"
     )
-    long = [
-        "--forward-times",
-        "1",
-        "1",
-        "1",
-        "2",
-        "--backward-times",
-        "2",
-        "2",
-        "2",
-        "4",
-    ]
-    assert printed(capsys, "-s", "4", "-b", "8", *long) == "Bubble rate: 0.9000\n"
-    assert printed(
-        capsys,
-        "-s",
-        "4",
-        "-b",
-        "8",
-        "-f",
-        "1",
-        "1",
-        "1",
-        "2",
-        "-bw",
-        "2",
-        "2",
-        "2",
-        "4",
-    ).startswith("Bubble rate: 0.9000")
-    assert (
-        printed(capsys, "-s", "4", "-b", "8", "--p2p-time", "0.5")
-        == "Bubble rate: 0.7083\n"
-    )
+    assert printed(capsys, "-s 4 -b 8 --p2p-time 0.5") == "Bubble rate: 0.7083\n"
     # Fewer microbatches than stages, where the tool ended in an IndexError.
-    assert printed(capsys, "-s", "4", "-b", "2") == "Bubble rate: 1.5000\n"
+    assert printed(capsys, "-s 4 -b 2") == "Bubble rate: 1.5000\n"
 
 
 def test_lists_are_filled_up_or_cut_with_a_warning(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    full = printed(capsys, "-s", "3", "-f", "1", "2", "2", "-bw", "2", "2", "2")
-    short = printed(capsys, "-s", "3", "-f", "1", "2", "-bw", "2", "2", "2")
-    long = printed(capsys, "-s", "3", "-f", "1", "2", "2", "9", "-bw", "2", "2", "2")
+    full = printed(capsys, "-s 3 -f 1 2 2 -bw 2 2 2")
+    short = printed(capsys, "-s 3 -f 1 2 -bw 2 2 2")
+    long = printed(capsys, "-s 3 -f 1 2 2 9 -bw 2 2 2")
     assert (
         short
         == full
@@ -184,22 +153,22 @@ def test_lists_are_filled_up_or_cut_with_a_warning(
 
 
 def test_the_picture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["pipeline", "-o", "drawn.svg"]) == 0
-    assert capsys.readouterr().out.splitlines()[1:] == [
+    assert output("pipeline -o drawn.svg").splitlines()[1:] == [
         "wrote drawn.svg",
         "Bubble rate: 0.3000",
     ]
-    assert main(["pipeline"]) == 0
-    assert main(["pipeline", "-o", "none.svg", "--no-visualization"]) == 0
+    assert exit_code("pipeline") == 0
+    assert exit_code("pipeline -o none.svg --no-visualization") == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "drawn.svg",
         "pipeline_1f1b.png",
     ]
     with pytest.raises(SystemExit):
-        main(["pipeline", "-o", "drawn.gif"])
+        exit_code("pipeline -o drawn.gif")
 
 
 def test_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -220,8 +189,7 @@ def test_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert printed(capsys, "-c", str(second)) == "Bubble rate: 0.6750\n"
     assert (
-        printed(capsys, "-c", str(second), "--p2p-time", "0.05")
-        == "Bubble rate: 0.6917\n"
+        printed(capsys, "-c", str(second), "--p2p-time 0.05") == "Bubble rate: 0.6917\n"
     )
     later = tmp_path / "later.yaml"
     later.write_text(
@@ -233,11 +201,11 @@ def test_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         == "Bubble rate: 0.1500\n"
     )
     assert printed(
-        capsys, "strategy=zb1p", "num_stages=4", "num_batches=8", *split, "--compat"
+        capsys, "strategy=zb1p num_stages=4 num_batches=8", *split, "--compat"
     ) == ("Bubble rate: 0.1500\n")
-    by_stage = "op_times.forward={0: 0.8, 1: 1.2, 2: 1.5, 3: 0.9}"
+    by_stage = "'op_times.forward={0: 0.8, 1: 1.2, 2: 1.5, 3: 0.9}'"
     assert (
-        printed(capsys, "num_batches=8", by_stage, "op_times.backward=[1, 2, 2, 3]")
+        printed(capsys, "num_batches=8", by_stage, "'op_times.backward=[1, 2, 2, 3]'")
         == "Bubble rate: 0.6008\n"
     )
 
@@ -252,7 +220,7 @@ def test_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             ["strategy=gpipe"],
             "there is no strategy `gpipe`, there are 1f1b, interleave",
         ),
-        (["-s", "0"], "`0` is not a whole number from 1"),
+        (["-s 0"], "`0` is not a whole number from 1"),
         (["num_batches=two"], "`num_batches` is two, it must be a whole number from 1"),
         (
             ["num_devices=2"],
@@ -262,9 +230,9 @@ def test_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             ["strategy=interleave", "num_devices=3"],
             "`interleave` has as many on each device",
         ),
-        (["op_times.forward={0: 1}"], "there is no forward time for stage 1"),
+        (["'op_times.forward={0: 1}'"], "there is no forward time for stage 1"),
         (["op_times.forward=fast"], "`forward times` must be numbers, it has 'fast'"),
-        (["--p2p-time", "-1"], "`p2p_time` is -1: it must be a number from 0"),
+        (["--p2p-time -1"], "`p2p_time` is -1: it must be a number from 0"),
         (["p2p_latency=slow"], "`p2p_latency` must be numbers, it has 'slow'"),
         (["op_times=[1"], "while parsing a flow sequence"),
         (["four"], "`four` is not KEY=VALUE"),
@@ -274,7 +242,7 @@ def test_wrong_usage(
     arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
-        main(["pipeline", *arguments])
+        exit_code("pipeline", *arguments)
     assert caught.value.code == 2
     assert complaint in capsys.readouterr().err
 
@@ -284,29 +252,25 @@ def test_a_file_that_is_nested_too_deep(
 ) -> None:
     (tmp_path / "deep.json").write_text("[" * 100_000)
     with pytest.raises(SystemExit):
-        main(["pipeline", "-c", str(tmp_path / "deep.json")])
+        exit_code("pipeline -c", str(tmp_path / "deep.json"))
     assert "deep.json`: it is nested too deep" in capsys.readouterr().err
 
 
 def test_a_size_that_the_schedule_refuses_is_a_diagnostic(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["pipeline", "strategy=dualpipe", "num_stages=4", "num_batches=4"]) == 1
+    assert exit_code("pipeline strategy=dualpipe num_stages=4 num_batches=4") == 1
     assert (
         "error[require]: the schedule requires: there are at least two microbatches"
         in capsys.readouterr().err
     )
 
 
-def test_the_table_loses_no_op(capsys: pytest.CaptureFixture[str]) -> None:
-    times = ["-f", "1", "1", "1", "1", "-bw", "1", "1", "1", "1"]
-    assert (
-        main(
-            ["pipeline", "-s", "4", "-b", "8", *times, "--table", "--no-visualization"]
-        )
-        == 0
-    )
-    lines = capsys.readouterr().out.splitlines()[1:-1]
+def test_the_table_loses_no_op() -> None:
+    times = "-f 1 1 1 1 -bw 1 1 1 1"
+    lines = output(
+        "pipeline -s 4 -b 8", times, "--table --no-visualization"
+    ).splitlines()[1:-1]
     assert lines[:3] == [
         "Pipeline Timeline (4 stages, 8 microbatches):",
         "Time\tStage 0\tStage 1\tStage 2\tStage 3",

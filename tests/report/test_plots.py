@@ -12,13 +12,13 @@ from xml.etree import ElementTree
 import pytest
 
 from schedlang import Costs, compile, load, plot, simulate
-from schedlang.cli.main import main
 from schedlang.extras.measured import compare, read_run
 from schedlang.extras.plots.plot_rows import PLOTS
 from schedlang.extras.plots.plot_svg import lines_of, svg
 from schedlang.report.bubbles.attribution import CAUSES
 from schedlang.report.views import Part, lay_out
 from schedlang.report.views.svg import svg as picture_svg
+from tests.support.commands import exit_code
 from tests.support.paths import CASES
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -27,7 +27,7 @@ BYTES = Costs(activation_bytes=(2e9,), weights_bytes=(1e9,))
 
 def schedc(*words: str) -> int:
     try:
-        return main(list(words))
+        return exit_code(*words)
     except SystemExit as ended:
         return int(ended.code or 0)
 
@@ -213,12 +213,12 @@ def test_each_point_of_a_page_leads_to_a_command_that_gives_it(
 def test_the_rows_are_printed_without_a_file(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = ["view", "1f1b", "zb_h1", "--plot", "bubble", "--for", "microbatches=8..9"]
-    assert schedc(*words) == 0
+    words = "view 1f1b zb_h1 --plot bubble --for microbatches=8..9"
+    assert schedc(words) == 0
     text = capsys.readouterr().out
     assert text.startswith("Idle time against microbatches\n\nschedule")
     assert len(re.findall(r"^(?:1f1b|zb_h1) ", text, re.MULTILINE)) == 4
-    assert schedc(*words, "--json") == 0
+    assert schedc(words, "--json") == 0
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame(json.loads(capsys.readouterr().out))
     assert table.pivot(
@@ -229,7 +229,7 @@ def test_the_rows_are_printed_without_a_file(
 @pytest.mark.parametrize("ending", ["svg", "pdf", "png", "html"])
 def test_files(ending: str, tmp_path: Path) -> None:
     path = tmp_path / f"plot.{ending}"
-    assert schedc("view", "1f1b", "--plot", "memory", "-o", str(path)) == 0
+    assert schedc("view 1f1b --plot memory -o", str(path)) == 0
     start = {"svg": b"<svg", "pdf": b"%PDF", "png": b"\x89PNG", "html": b"<!doctype"}
     assert path.read_bytes().startswith(start[ending])
     plot("bars", "1f1b").write(path)
@@ -249,7 +249,7 @@ def test_a_pdf_is_cropped_to_its_picture_and_has_its_fonts_in_it(
 ) -> None:
     """A column is 240 points wide; the height is that of the picture."""
     path = tmp_path / "two.pdf"
-    words = ["view", "1f1b", "zb_h1", "--width", "column", "-o", str(path)]
+    words = ["view 1f1b zb_h1 --width column -o", str(path)]
     assert schedc(*words) == 0
     pictures = [
         lay_out(plan, simulate(plan)) for plan in map(compile, ("1f1b", "zb_h1"))
@@ -266,8 +266,8 @@ def test_a_pdf_without_its_library(
 ) -> None:
     monkeypatch.setitem(sys.modules, "typst", None)
     message = "error: a PDF needs typst: pip install 'schedlang[pdf]'\n"
-    for more in ([], ["--plot", "memory"]):
-        assert schedc("view", "1f1b", *more, "-o", str(tmp_path / "view.pdf")) == 2
+    for more in ([], ["--plot memory"]):
+        assert schedc("view 1f1b", *more, "-o", str(tmp_path / "view.pdf")) == 2
         assert capsys.readouterr().err == message
     assert not list(tmp_path.iterdir())
 
@@ -295,8 +295,8 @@ def test_figures_of_matplotlib(kind: str, monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_error_of_a_prediction(capsys: pytest.CaptureFixture[str]) -> None:
     """Each op of the run, and by how much it ended later than predicted with the run's own costs."""
     run = CASES / "run.json"
-    sizes = ["-p", "ranks=2", "-p", "microbatches=2"]
-    assert schedc("view", "1f1b", str(run), *sizes, "--plot", "error", "--json") == 0
+    sizes = "-p ranks=2 -p microbatches=2"
+    assert schedc("view 1f1b", str(run), sizes, "--plot error --json") == 0
     rows = json.loads(capsys.readouterr().out)
     recorded = read_run(run)
     bars = {str(bar): bar.end for rank in recorded.median.ranks for bar in rank}
@@ -340,7 +340,7 @@ def test_the_error_of_a_prediction(capsys: pytest.CaptureFixture[str]) -> None:
 def test_wrong_usage(
     words: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert schedc("view", "1f1b", *words.split()) == 2
+    assert schedc("view 1f1b", *words.split()) == 2
     assert message in capsys.readouterr().err
 
 

@@ -14,8 +14,8 @@ from schedlang import (
     simulate,
     write_plan,
 )
-from schedlang.cli.main import main
 from schedlang.proof.capacity import fullness
+from tests.support.commands import exit_code, output
 from tests.support.paths import PROGRAMS
 
 #: The peaks of 1F1B on 4 ranks: 4, 3, 2 and 1 activations, beside the weights.
@@ -133,29 +133,28 @@ def test_commands(
     costs = folder / "costs.json"
     costs.write_text(json.dumps(BYTES.to_json()))
     file = str(PROGRAMS / "1f1b.sched")
-    small = [file, "--costs", str(costs), "--capacity-bytes", "40,40,40,40"]
+    small = [file, "--costs", str(costs), "--capacity-bytes 40,40,40,40"]
     for command in (
         ["compile"],
         ["check"],
         ["simulate"],
         ["show"],
-        ["export", "--to", "torch-csv"],
+        ["export --to torch-csv"],
     ):
-        assert main([*command, *small]) == 1
+        assert exit_code(*command, *small) == 1
         assert "rank 0 holds 41 bytes" in capsys.readouterr().err
     plan = compile(file, costs=BYTES)
     written = folder / "plan.json"
     write_plan(plan, written)
-    assert main(["check", str(written), "--capacity-bytes", "40"]) == 1
-    assert main(["check", str(written), "--capacity-bytes", "41"]) == 0
-    capsys.readouterr()
+    assert exit_code("check", str(written), "--capacity-bytes 40") == 1
+    output("check", str(written), "--capacity-bytes 41")
     # A plan that is there is executed, however full its ranks are.
-    assert main(["simulate", str(written), "--capacity-bytes", "40", "--json"]) == 0
-    figures = json.loads(capsys.readouterr().out)
+    figures = json.loads(output("simulate", str(written), "--capacity-bytes 40 --json"))
     assert figures["capacity_bytes"] == [40] * 4
     assert figures["full"] == [peak / 40 for peak in PEAKS]
-    assert main(["simulate", str(written), "--capacity-bytes", "40"]) == 0
-    assert "102.5% 80.0% 57.5% 35.0%" in capsys.readouterr().out
+    assert "102.5% 80.0% 57.5% 35.0%" in output(
+        "simulate", str(written), "--capacity-bytes 40"
+    )
 
 
 def test_a_plan_and_a_builders_program_remember_it(
@@ -185,12 +184,15 @@ def test_units_and_devices(
     given: str,
     capacity: list[float],
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     plan = tmp_path / "plan.json"
     write_plan(compile("1f1b", costs=BYTES), plan)
-    assert main(["simulate", str(plan), "--capacity-bytes", given, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["capacity_bytes"] == capacity
+    assert (
+        json.loads(output("simulate", str(plan), "--capacity-bytes", given, "--json"))[
+            "capacity_bytes"
+        ]
+        == capacity
+    )
 
 
 @pytest.mark.parametrize(
@@ -201,5 +203,5 @@ def test_what_is_no_capacity(
     given: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        main(["compile", "gpipe", "--capacity-bytes", given])
+        exit_code("compile gpipe --capacity-bytes", given)
     assert message in capsys.readouterr().err

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from schedlang import CompileError, Kind, Plan, compile, simulate
-from schedlang.cli.main import main
 from schedlang.diagnostics.source import Source
 from schedlang.report.views import lay_out
 from schedlang.report.views.html import page
@@ -16,6 +15,7 @@ from schedlang.report.views.terminal import draw
 from schedlang.report.views.trace import trace
 from schedlang.schedule.actions import is_collective
 from schedlang.schedule.costs.traces import traced_actions
+from tests.support.commands import exit_code, output
 from tests.support.paths import GALLERY, PROGRAMS
 from tests.support.programs import plan_of
 
@@ -77,22 +77,15 @@ def test_no_two_actions_of_a_plan_have_one_name(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["gems", "seq1f1b"])
 def test_every_view_has_these_names(
-    name: str, capsys: pytest.CaptureFixture[str]
+    name: str,
 ) -> None:
     plan = plan_of(name, ranks=2, microbatches=4)
     execution = simulate(plan)
     called = {word for rank in range(2) for word in names(plan, rank)}
     events = json.loads(trace(lay_out(plan, execution)))["traceEvents"]
     assert {event["name"] for event in events if event["ph"] == "X"} == called
-    arguments = [
-        str(PROGRAMS / f"{name}.sched"),
-        "-p",
-        "ranks=2",
-        "-p",
-        "microbatches=4",
-    ]
-    assert main(["show", *arguments, "--compute", "--ranks"]) == 0
-    assert set(capsys.readouterr().out.split()) == called
+    arguments = [str(PROGRAMS / f"{name}.sched"), "-p ranks=2 -p microbatches=4"]
+    assert set(output("show", *arguments, "--compute --ranks").split()) == called
     # A page writes them of these parts, a box has the microbatch without its letters.
     data = json.loads(
         re.findall(r'id="data">(.*?)</script>', page([lay_out(plan, execution)]))[0]
@@ -149,14 +142,14 @@ def test_messages_have_these_names(
         "pipeline up runs 1 stage s in 0 .. 2 on 1 - s\n"
         "rank r { F(down(r), 0) F(up(1 - r), 0) B(down(r), 0) if r == 1 { B(up(0), 0) } } }"
     )
-    assert main(["compile", str(file)]) == 1
+    assert exit_code("compile", str(file)) == 1
     message = "the backward of microbatch 0 never runs on stage up(1)"
     assert message in capsys.readouterr().err
     file.write_text(
         "schedule lacking { param ranks = 1 param microbatches = 2 param slices = 2\n"
         "rank r { for m in 0 .. 2 { F(m, 0) F(m, 1) } B(0, 1) B(0, 0) B(1, 1) } }"
     )
-    assert main(["compile", str(file)]) == 1
+    assert exit_code("compile", str(file)) == 1
     assert (
         "the backward of slice m1.k0 never runs on stage 0" in capsys.readouterr().err
     )
@@ -215,13 +208,8 @@ def test_ops_of_a_block_that_collide_have_these_names() -> None:
     assert message in caught.value.diagnostics[0].message
 
 
-def test_what_is_said_of_stages_has_these_names(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    arguments = [str(PROGRAMS / "gems.sched"), "-p", "ranks=2", "-p", "microbatches=2"]
-    assert main(["explain-bubble", *arguments]) == 0
-    assert "backward on stage up(1): 2 -> 1.8" in capsys.readouterr().out
-    assert main(["show", *arguments, "--frees"]) == 0
-    assert "rank 0, stages down(0), up(1)\n" in capsys.readouterr().out
-    assert main(["show", *arguments, "--shards", "1"]) == 0
-    assert "down(0)UNSHARD down(0)F0" in capsys.readouterr().out
+def test_what_is_said_of_stages_has_these_names() -> None:
+    arguments = [str(PROGRAMS / "gems.sched"), "-p ranks=2 -p microbatches=2"]
+    assert "backward on stage up(1): 2 -> 1.8" in output("explain-bubble", *arguments)
+    assert "rank 0, stages down(0), up(1)\n" in output("show", *arguments, "--frees")
+    assert "down(0)UNSHARD down(0)F0" in output("show", *arguments, "--shards 1")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from schedlang import CompileError, Costs, compile, read_costs, simulate
-from schedlang.cli.main import main
+from tests.support.commands import exit_code, output
 from tests.support.paths import PROGRAMS
 
 #: What an op takes on each stage of the model.
@@ -62,20 +62,17 @@ def test_a_command_takes_several_traces_or_their_folder(
     files = [
         write(tmp_path / f"{rank}.json", events_of([rank], "PP:")) for rank in (0, 1)
     ]
-    command = ["simulate", "1f1b", "-p", "ranks=2", "-p", "microbatches=2", "--json"]
-    assert main([*command, "--costs", files[0], "--costs", files[1]]) == 0
-    of_files = json.loads(capsys.readouterr().out)
+    command = "simulate 1f1b -p ranks=2 -p microbatches=2 --json"
+    of_files = json.loads(output(command, "--costs", files[0], "--costs", files[1]))
     # As a shell writes `--costs *.json`.
-    assert main([*command, "--costs", *files]) == 0
-    assert json.loads(capsys.readouterr().out) == of_files
-    assert main([*command, "--costs", str(tmp_path)]) == 0
-    assert json.loads(capsys.readouterr().out) == of_files
+    assert json.loads(output(command, "--costs", *files)) == of_files
+    assert json.loads(output(command, "--costs", str(tmp_path))) == of_files
     plan = compile(PROGRAMS / "1f1b.sched", {"ranks": 2, "microbatches": 2})
     costs = Costs(forward_times=FORWARD[:2], backward_times=BACKWARD[:2])
     assert of_files["makespan"] == simulate(plan, costs).timeline.makespan
-    for more in (["x.json", "--costs", *files], ["--costs", *files, "--colour"]):
+    for more in (["x.json --costs", *files], ["--costs", *files, "--colour"]):
         with pytest.raises(SystemExit):
-            main([*command, *more])
+            exit_code(command, *more)
     error = capsys.readouterr().err
     assert "`x.json` is one argument too many" in error
     assert "there is no option `--colour`" in error
@@ -99,10 +96,10 @@ def test_a_trace_of_some_stages_is_not_taken_for_all(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     trace = write(tmp_path / "trace.json", events_of(stages))
-    sizes = ["-p", f"ranks={ranks}", "-p", "microbatches=4"]
+    sizes = ["-p", f"ranks={ranks}", "-p microbatches=4"]
     for command in ("compile", "simulate", "view"):
         with suppress(SystemExit):
-            assert main([command, program, *sizes, "--costs", trace]) != 0
+            assert exit_code(command, program, *sizes, "--costs", trace) != 0
         error = capsys.readouterr().err
         assert missing in error
         assert "a trace of its own" in error
@@ -124,11 +121,11 @@ def test_costs_of_fewer_layers_than_a_model_has_are_not_of_its_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`tune` may cut the stages of a run into others: it knows which ones were measured."""
-    size = ["--ranks", "2", "--batch", "2", "-p", "ranks=2"]
+    size = "--ranks 2 --batch 2 -p ranks=2"
     whole = write(tmp_path / "whole.json", events_of([0, 1]))
-    assert main(["tune", "1f1b", *size, "--costs", whole, "--layers", "3"]) == 0
+    assert exit_code("tune 1f1b", size, "--costs", whole, "--layers 3") == 0
     part = write(tmp_path / "part.json", events_of([1]))
-    assert main(["tune", "1f1b", *size, "--costs", part, "--layers", "3"]) == 2
+    assert exit_code("tune 1f1b", size, "--costs", part, "--layers 3") == 2
     assert "none of stage 0" in capsys.readouterr().err
 
 

@@ -14,10 +14,10 @@ import pytest
 from attrs import frozen
 
 from schedlang import Costs, Source, compile, read_source, simulate
-from schedlang.cli.main import main
 from schedlang.extras.search.optimize.evictions import Search
 from schedlang.extras.search.optimize.optimize import judged, optimize
 from schedlang.extras.search.optimize.problem import WAYS, Problem
+from tests.support.commands import exit_code, output
 
 pytestmark = pytest.mark.slow
 
@@ -299,32 +299,31 @@ def test_copies_that_gain_nothing_are_left_out(
 """
     )
     best = tmp_path / "best.sched"
-    arguments = ["optimize", str(path), "--peak", "2", "-o", str(best), "--json"]
-    assert main(arguments) == 0
+    arguments = ["optimize", str(path), "--peak 2 -o", str(best), "--json"]
+    assert exit_code(*arguments) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["proved"]
     assert document["value"] == 9 < document["given"]
     assert document["offloads"] == [0, 0]
     assert "offload" not in best.read_text().replace("offloads", "")
-    assert main(["check", str(best)]) == 0
+    assert exit_code("check", str(best)) == 0
 
 
 def test_the_command_says_what_is_evicted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
 ) -> None:
     best = tmp_path / "best.sched"
-    size = ["-p", "ranks=3", "-p", "microbatches=3", "--peak", "2"]
-    assert main(["optimize", "1f1b", *size, "--offload", "-o", str(best)]) == 0
-    out = capsys.readouterr().out
+    size = "-p ranks=3 -p microbatches=3 --peak 2"
+    out = output("optimize 1f1b", size, "--offload -o", str(best))
     assert "activations that are copied to the host and back" in out
     execution = simulate(compile(read_source(best)), ideal=True)
     assert max(execution.peak_memory) <= 2
 
 
-@pytest.mark.parametrize("option", ["--block", "--place"])
+@pytest.mark.parametrize("option", ["--block --place"])
 def test_what_does_not_evict(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["optimize", "1f1b", "--offload", option])
+        exit_code("optimize 1f1b --offload", option)
     assert (
         "are for programs whose activations stay in memory" in capsys.readouterr().err
     )

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from ortools.sat.python import cp_model
 
 from schedlang import CompileError, Costs, Source, compile, read_source, simulate
-from schedlang.cli.main import main
 from schedlang.extras.search.optimize.constraints import Effort, look
 from schedlang.extras.search.optimize.instance import Instance, chains_of
 from schedlang.extras.search.optimize.optimize import judged, optimize
 from schedlang.extras.search.optimize.problem import Answer, Problem
 from schedlang.extras.search.optimize.starts import starts
 from schedlang.passes.op_graph import Graph
+from tests.support.commands import exit_code, output
 from tests.support.paths import CASES, GALLERY
 
 pytestmark = pytest.mark.slow
@@ -400,21 +400,11 @@ def test_never_worse_than_a_recorded_search(case: dict[str, Any]) -> None:
 
 
 def test_the_command_says_how_good_it_is(
-    tmp_path: Any, capsys: pytest.CaptureFixture[str]
+    tmp_path: Any,
 ) -> None:
     path = tmp_path / "best.sched"
-    arguments = [
-        "optimize",
-        "zb_h1",
-        "-p",
-        "ranks=3",
-        "-p",
-        "microbatches=4",
-        "-o",
-        str(path),
-    ]
-    assert main([*arguments, "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    arguments = ["optimize zb_h1 -p ranks=3 -p microbatches=4 -o", str(path)]
+    document = json.loads(output(*arguments, "--json"))
     assert document["proved"]
     assert document["value"] == document["bound"] == 14
     plan = compile(read_source(path))
@@ -439,18 +429,18 @@ def test_at_decimals_the_program_claims_what_was_found(
     times = [
         f"--{kind}-times={time!r}" for kind, time in zip(kinds, costs, strict=True)
     ]
-    assert main(["optimize", "zb_h1", *times, "--for", "5s", "-o", str(path)]) == 0
+    assert exit_code("optimize zb_h1", *times, "--for 5s -o", str(path)) == 0
     assert claim in path.read_text()
-    assert main(["check", str(path)]) == 0
+    assert exit_code("check", str(path)) == 0
 
 
 def test_a_block_at_decimals_claims_its_makespan(tmp_path: Path) -> None:
     path = tmp_path / "block.sched"
-    times = ["--forward-times=0.1", "--input-times=0.2", "--weight-times=0.4"]
-    arguments = ["optimize", "zb_h1", *times, "--block", "--for", "5s"]
-    assert main([*arguments, "-o", str(path)]) == 0
+    times = "--forward-times=0.1 --input-times=0.2 --weight-times=0.4"
+    arguments = ["optimize zb_h1", times, "--block --for 5s"]
+    assert exit_code(*arguments, "-o", str(path)) == 0
     assert "assert makespan <= 0.7 * (microbatches - 1) + 1.9" in path.read_text()
-    assert main(["check", str(path), "-p", "microbatches=12"]) == 0
+    assert exit_code("check", str(path), "-p microbatches=12") == 0
 
 
 @pytest.mark.parametrize("option", [[], ["--block"]])
@@ -459,8 +449,8 @@ def test_what_was_found_is_kept_whatever_fails_then(
 ) -> None:
     """Here a cost has more digits than numbers of programs may have."""
     path = tmp_path / "best.sched"
-    arguments = ["optimize", "zb_h1", "--forward-times=0.0000000000000000001"]
-    assert main([*arguments, "--for", "3s", *option, "-o", str(path)]) == 1
+    arguments = "optimize zb_h1 --forward-times=0.0000000000000000001"
+    assert exit_code(arguments, "--for 3s", *option, "-o", str(path)) == 1
     out, err = capsys.readouterr()
     assert f"wrote {path}" in out
     assert "a number of more than 18 digits" in err
@@ -479,7 +469,7 @@ def test_a_bound_that_is_exact_is_proved_to_the_last_digit() -> None:
 
 
 def test_too_little_memory_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["optimize", "1f1b", "-p", "ranks=2", "--memory", "0"]) == 1
+    assert exit_code("optimize 1f1b -p ranks=2 --memory 0") == 1
     assert "no order was found that holds at most 0" in capsys.readouterr().err
 
 
@@ -491,14 +481,14 @@ def test_memory_that_is_none_is_refused(
     memory: str, named: str, option: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        main(["optimize", "v_half", "-p", "ranks=2", f"--memory={memory}", *option])
+        exit_code("optimize v_half -p ranks=2", f"--memory={memory}", *option)
     message = f"what a rank may hold at most is a number from 0, not {named}\n"
     assert message in capsys.readouterr().err
 
 
 def test_what_has_no_end_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["optimize", "pipedream"])
+        exit_code("optimize pipedream")
     assert "it has no flush" in capsys.readouterr().err
 
 
@@ -508,27 +498,17 @@ def test_without_the_solver_it_is_said_how_to_get_it(
     monkeypatch.setattr(
         "schedlang.extras.search.optimize.optimize.find_spec", lambda name: None
     )
-    assert main(["optimize", "1f1b"]) == 2
+    assert exit_code("optimize 1f1b") == 2
     assert "pip install 'schedlang[optimize]'" in capsys.readouterr().err
 
 
 def test_a_block_is_for_any_number_of_microbatches(
-    tmp_path: Any, capsys: pytest.CaptureFixture[str]
+    tmp_path: Any,
 ) -> None:
     """ZB-V in half of its memory, without a rank that ever waits once all are under way."""
     path = tmp_path / "block.sched"
-    arguments = [
-        "optimize",
-        "zb_v",
-        "-p",
-        "ranks=3",
-        "-p",
-        "microbatches=6",
-        "--memory",
-        "4",
-    ]
-    assert main([*arguments, "--block", "-o", str(path), "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    arguments = "optimize zb_v -p ranks=3 -p microbatches=6 --memory 4"
+    document = json.loads(output(arguments, "--block -o", str(path), "--json"))
     assert document["interval"] == document["work"] == 6
     # Six microbatches, each 6 after the one before, and the last one as long as a block.
     assert document["makespan"] <= 5 * 6 + document["length"]
@@ -541,19 +521,19 @@ def test_a_block_is_for_any_number_of_microbatches(
     ("arguments", "message"),
     [
         (["dualpipe"], "a block is for one pipeline of whole microbatches"),
-        (["zb_v", "--place"], "--block keeps stages where they are"),
+        (["zb_v --place"], "--block keeps stages where they are"),
     ],
 )
 def test_what_has_no_block(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        main(["optimize", *arguments, "--block"])
+        exit_code("optimize", *arguments, "--block")
     assert message in capsys.readouterr().err
 
 
 def test_no_block_in_too_little_memory(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["optimize", "1f1b", "-p", "ranks=2", "--memory", "0", "--block"]) == 1
+    assert exit_code("optimize 1f1b -p ranks=2 --memory 0 --block") == 1
     assert "no block was found that holds at most 0" in capsys.readouterr().err
 
 
@@ -582,11 +562,8 @@ def test_an_interrupt_ends_it_with_the_best_so_far(
 
     monkeypatch.setattr(cp_model.CpSolver, "solve", solve_until_interrupted)
     path = tmp_path / "best.sched"
-    size = ["-p", "ranks=4", "-p", "microbatches=8", "--memory", "6"]
-    assert (
-        main(["optimize", "zb_v", *size, "--for", "10m", "-o", str(path), "--json"])
-        == 0
-    )
+    size = "-p ranks=4 -p microbatches=8 --memory 6"
+    assert exit_code("optimize zb_v", size, "--for 10m -o", str(path), "--json") == 0
     assert begun.is_set()
     said = capsys.readouterr()
     assert "interrupted: this is the best so far" in said.err
@@ -599,7 +576,7 @@ def test_an_interrupt_ends_it_with_the_best_so_far(
 
 @pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_before_any_order_writes_nothing(
-    tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: Any) -> Iterator[Answer]:
         signal.raise_signal(signal.SIGINT)
@@ -609,7 +586,7 @@ def test_an_interrupt_before_any_order_writes_nothing(
         "schedlang.extras.search.optimize.optimize.optimize", interrupted
     )
     path = tmp_path / "best.sched"
-    assert main(["optimize", "zb_v", "-o", str(path)]) == 130
+    assert exit_code("optimize zb_v -o", str(path)) == 130
     assert not list(tmp_path.iterdir())
 
 

@@ -1,6 +1,5 @@
 """Stages on other ranks: never worse than where they are, within memory, and proved."""
 
-import json
 from itertools import product
 from pathlib import Path
 
@@ -9,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedlang import Costs, Source, compile, simulate
-from schedlang.cli.main import main
 from schedlang.extras.search.optimize.instance import Instance
 from schedlang.extras.search.optimize.problem import Problem
 from schedlang.extras.search.optimize.starts import starts
 from schedlang.extras.search.partition import Layer, fit, place, solve
 from schedlang.extras.search.partition.place import moved
+from tests.support.commands import document
 
 SIZE = {"ranks": 2, "microbatches": 4}
 TIMES = st.integers(1, 6).map(float)
@@ -107,30 +106,10 @@ def test_a_capacity_is_kept() -> None:
     assert max(solution.execution.peak_bytes) <= 14
 
 
-def test_the_option_of_the_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_option_of_the_command(tmp_path: Path) -> None:
     """It says where the stages are, and writes a program that has them there."""
-    output = tmp_path / "placed.sched"
-    command = [
-        "optimize",
-        "interleaved_zb",
-        "-p",
-        "ranks=2",
-        "-p",
-        "microbatches=4",
-        "--place",
-    ]
-    command += [
-        "--forward-times",
-        "1,2,1,4",
-        "--for",
-        "1s",
-        "--json",
-        "-o",
-        str(output),
-    ]
-    assert main(command) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert document["value"] < document["given"]
-    assert tuple(document["placement"]) == compile(output).placement
+    path = tmp_path / "placed.sched"
+    line = "optimize interleaved_zb -p ranks=2 -p microbatches=4 --place --forward-times 1,2,1,4"
+    found = document(line, "--for 1s -o", path)
+    assert found["value"] < found["given"]
+    assert tuple(found["placement"]) == compile(path).placement

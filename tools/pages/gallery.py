@@ -13,6 +13,7 @@ from schedlang.report.bubbles.account import Account
 from schedlang.report.figures import figures
 from schedlang.report.views.terminal import draw
 from schedlang.schedule.costs import Costs
+from tools.pages.tables import table
 
 #: The columns of a picture.
 _WIDTH = 118
@@ -80,12 +81,8 @@ def gallery() -> str:
             f"\n## {family.name}\n\n{family.meaning[0].upper()}{family.meaning[1:]}."
         )
         parts += [_section(name, use) for name, use in family.programs.items()]
-    # Names to the left, numbers to the right.
-    alignment = ("---", *["---:"] * (len(_COLUMNS) - 1))
-    rows = [_COLUMNS, alignment]
-    rows += [_row(name, read_source(path_of(name))) for name in uses]
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([*parts, "", _FIGURES, *lines, ""])
+    rows = [_row(name, read_source(path_of(name))) for name in uses]
+    return "\n".join([*parts, "", _FIGURES, table(_COLUMNS, *rows), ""])
 
 
 def _line(name: str, uses: Mapping[str, str]) -> str:

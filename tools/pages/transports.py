@@ -1,35 +1,25 @@
-"""docs/reports/transport-table.md: what the gallery's programs take on the transports of GPUs.
+"""The table of docs/reports/transport-table.md: what the gallery's programs take on the transports of
+GPUs. The text above it is written by hand.
 
 Each program at its own size, compiled for each transport, which chooses its communication there. It
 is simulation: the figures are the same on every machine.
 """
 
+from pathlib import Path
 from statistics import fmean
 
 from schedlang import Costs, compile, simulate
 from schedlang.files.programs import names
+from tools.pages.tables import line, with_rows
 
 #: How long a transfer takes, where a forward takes 1.
 LATENCIES = (0.25, 1.0)
 #: One stream for all, one for each two ranks, and one for each direction.
 TRANSPORTS = ("nccl-eager", "nccl", "nccl-edge")
 
-HEAD = """\
-# The gallery on the transports of GPUs
-
-`make regenerate WHAT=transports` writes this page. Makespans by simulation, at unit costs: a forward takes 1,
-a whole backward 2; a transfer takes 0.25 on the left and 1 on the right. Each program has its
-default size, and for each transport the communication that the compiler chooses for it at these
-costs ([transports](../transports.md)).
-
-- **ideal**: what crosses ranks is there one transfer after the end of the op that made it
-- **nccl-eager**: one stream for all transfers of a rank
-- **nccl**: one for single transfers with each other rank, and one for batches
-- **nccl-edge**: one for sends to each other rank, and one for receives from it
-
-Where two messages of one moment go the same way, as DualPipe's do behind overlapped ops, an edge
-has them one after the other; a batch is counted as if they took no longer than one.
-"""
+ROOT = Path(__file__).parents[2]
+PAGE = "docs/reports/transport-table.md"
+TITLE = "The gallery on the transports of GPUs"
 
 
 def makespans(name: str, latency: float) -> tuple[float, ...]:
@@ -44,29 +34,16 @@ def makespans(name: str, latency: float) -> tuple[float, ...]:
 
 def row(name: str, of_latencies: list[tuple[float, ...]]) -> str:
     """The row of a program, with its makespans for each latency."""
-    return _line(
-        [name, *(f"{makespan:g}" for found in of_latencies for makespan in found)]
-    )
+    return line([name, *(f"{each:g}" for found in of_latencies for each in found)])
 
 
-def page() -> str:
-    """The page, in Markdown."""
-    columns = [
-        f"{what}, {latency:g}"
-        for latency in LATENCIES
-        for what in ("ideal", *TRANSPORTS)
-    ]
-    lines = [
-        HEAD,
-        _line(["program", *columns]),
-        _line(["---", *["---:"] * len(columns)]),
-    ]
+def rows() -> list[str]:
+    """A row for each program, and one with how far they are from their ideal in the mean."""
     found = {
         name: [makespans(name, latency) for latency in LATENCIES] for name in names()
     }
-    lines += [row(name, of_latencies) for name, of_latencies in found.items()]
     means = []
-    # For each latency, then for each column: how far the programs are from their ideal in the mean.
+    # For each latency, then for each column.
     for of_programs in zip(*found.values(), strict=True):
         for column in zip(*of_programs, strict=True):
             ideals = [ideal for ideal, *_ in of_programs]
@@ -75,14 +52,10 @@ def page() -> str:
                 for makespan, ideal in zip(column, ideals, strict=True)
             ]
             means.append(f"{fmean(beyond):.1%}")
-    lines.append(_line(["mean beyond the ideal", *means]))
-    return "\n".join([*lines, ""])
-
-
-def _line(columns: list[str]) -> str:
-    return f"| {' | '.join(columns)} |"
+    return [*map(row, found, found.values()), line(["mean beyond the ideal", *means])]
 
 
 def files() -> dict[str, str]:
-    """The page, by its path in the repository."""
-    return {"docs/reports/transport-table.md": page()}
+    """The page with its table as it is now."""
+    page = (ROOT / PAGE).read_text(encoding="utf-8")
+    return {PAGE: with_rows(page, TITLE, rows())}

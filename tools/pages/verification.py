@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.proof.test_processes import HANGS
 from tests.proof.test_transports import ALL, KINDS, PROGRAMS_OF_A_BLOCK, SMALL
+from tools.pages.tables import table
 
 #: Where `make explore` leaves what its tests counted.
 TALLY = Path(__file__).parents[2] / "build" / "tally"
@@ -90,16 +91,6 @@ def ranges(blocks: set[int]) -> str:
     starts = [each for each in sorted(blocks) if each - 1 not in blocks]
     ends = [each + 1 for each in sorted(blocks) if each + 1 not in blocks]
     return ", ".join(f"{start}..{end}" for start, end in zip(starts, ends, strict=True))
-
-
-def table(*rows: tuple[object, ...]) -> str:
-    """A table, with the names to the left and the numbers to the right."""
-    head, *body = [
-        [f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row]
-        for row in rows
-    ]
-    rule = ["---", *["---:"] * (len(head) - 1)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in [head, rule, *body])
 
 
 def page(folder: Path) -> str:
