@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 Key = TypeVar("Key")
 
@@ -62,10 +63,11 @@ def _at_same_place(tensor: Tensor, memory: Tensor, begin: int) -> Tensor:
 
 def _is_plain(tensor: Tensor) -> bool:
     """Whether a tensor has memory of its own kind: not sparse, not on the meta device, no wrapper
-    such as a DTensor, and not empty.
+    such as a DTensor, not without a shape yet, and not empty.
     """
     return (
-        type(tensor.detach()) is Tensor
+        not is_lazy(tensor)
+        and type(tensor.detach()) is Tensor
         and tensor.layout == torch.strided
         and tensor.numel() > 0
         and tensor.data_ptr() != 0

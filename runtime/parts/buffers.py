@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from schedlang.runtime.door import Site
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Backward, Forward, Part
+from schedlang.runtime.shared_memory import copies_of
 from schedlang.runtime.torch_private.pytrees import tree_flatten, tree_unflatten
 from schedlang.runtime.torch_private.tensors import changes_of
 from schedlang.runtime.values import are_same
@@ -90,7 +91,7 @@ class Buffers(Part):
             buffers = {name: getattr(*place) for name, place in self._places.items()}
             # The first forward shows which buffers change; from then on only those are copied.
             kept = buffers.keys() if self._changing is None else self._changing
-            self._copies = {name: buffers[name].clone() for name in kept}
+            self._copies = copies_of({name: buffers[name] for name in kept})
             self._before = _counted(buffers)
 
     def after_forward(self, run: Forward) -> None:

@@ -39,6 +39,7 @@ NOT_MIXED = {
 REFUSED_BY_SOME = {
     "batch norm",
     "buffer replaced",
+    "buffers in one memory",
     "codebook",
     "counter in a buffer",
     "counter in an attribute",

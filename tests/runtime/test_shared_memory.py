@@ -12,6 +12,7 @@ pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportEr
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from schedlang.runtime import PipelineError, split
 from schedlang.runtime.equal_weights import check_common_weights
@@ -38,6 +39,7 @@ def some_tensors() -> dict[str, Tensor]:
         "begin of a flat one": flat[:50],
         "end of a flat one": flat[50:],
         "empty": torch.ones(0),
+        "without a shape": nn.LazyLinear(3).weight,
         "on no device": torch.ones(3, device="meta"),
         "sparse": torch.eye(3).to_sparse(),
         "complex": torch.view_as_complex(flat[:50].view(25, 2)),
@@ -59,7 +61,7 @@ def test_copies_share_memory_where_the_tensors_do() -> None:
     dense = {
         name: tensor
         for name, tensor in some_tensors().items()
-        if not tensor.is_sparse and not tensor.is_meta
+        if not is_lazy(tensor) and not tensor.is_sparse and not tensor.is_meta
     }
     for changed in dense:
         tensors = {
@@ -166,7 +168,7 @@ def test_files_have_each_of_them(tmp_path: Path) -> None:
     dense = {
         name: tensor
         for name, tensor in some_tensors().items()
-        if not tensor.is_sparse and not tensor.is_meta
+        if not is_lazy(tensor) and not tensor.is_sparse and not tensor.is_meta
     }
     write(tmp_path / "weights.safetensors", dense)
     read = load_file(tmp_path / "weights.safetensors")

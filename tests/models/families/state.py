@@ -372,6 +372,21 @@ def seeds_in_the_forward(stages: int) -> Model:
 
 
 @feature("state")
+def buffers_in_one_memory(stages: int) -> Model:
+    """A buffer that every forward counts up, and a view of it that the output depends on"""
+
+    def count(self: Any, x: Tensor) -> Tensor:
+        self.counts[0] += 1
+        return self.part(x) * (1 + 0.1 * self.first)
+
+    def stage(_: int) -> nn.Module:
+        counts = torch.zeros(3)
+        return Does(count, part=linear(), counts=counts, first=counts[:1])
+
+    return chain(stage, stages)
+
+
+@feature("state")
 def weights_in_one_memory(stages: int) -> Model:
     """Two layers whose weights share memory, by `.data`, and are two parameters"""
 
