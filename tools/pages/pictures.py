@@ -1,10 +1,10 @@
-"""The pictures of docs/pictures.md, as `schedc view` draws them."""
+"""The pictures of docs/pictures.md and docs/generating.md, as `schedc view` draws them."""
 
 from schedlang import compile, simulate
 from schedlang.report.views import lay_out
 from schedlang.report.views.svg import svg
 
-NAMES = ("gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_v", "dualpipe")
+NAMES = ("gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_v", "dualpipe", "decoding")
 
 
 def files() -> dict[str, str]:
