@@ -171,7 +171,9 @@ def counting_together(
     of the pipeline, and processes over which FSDP averages gradients.
     """
     found = [replicas] if replicas.are_several else []
-    for mesh in meshes_of(filter(is_sharded, modules))[:1]:
+    # Some weights may be sharded over fewer processes than others, such as those of experts.
+    meshes = sorted(meshes_of(filter(is_sharded, modules)), key=DeviceMesh.size)
+    for mesh in meshes[-1:]:
         for group in mesh.get_all_groups():
             found.append(Replicas(tuple(dist.get_process_group_ranks(group)), group))
     return found

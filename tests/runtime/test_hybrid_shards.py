@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from schedlang.runtime import Pipeline
+from schedlang.runtime.processes import Replicas, counting_together
 from tests.support.models import WIDTH, batch, difference, program
 from tests.support.ranks import Run
 
@@ -137,6 +138,22 @@ def test_shards_of_layers_that_are_cut_train_as_one_process(
 ) -> None:
     """The weights of the norms are not cut, so gradients lie on different meshes."""
     assert max(run_ranks(cut_and_sharded, 8, name).results()) < 1e-12
+
+
+def counted_with() -> list[int]:
+    """With how many processes along each dimension the microbatches of a stage count, whose first
+    layer is sharded over fewer processes than the others.
+    """
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
+    (stage,) = layers(1)
+    fully_shard(stage[0], mesh=mesh["dp_shard"])
+    fully_shard(stage, mesh=mesh)
+    alone = Replicas((torch.distributed.get_rank(),))
+    return [len(each.processes) for each in counting_together(alone, [stage])]
+
+
+def test_microbatches_count_with_those_of_all_processes(run_ranks: Run) -> None:
+    assert run_ranks(counted_with, 4).results() == [[2, 2]] * 4
 
 
 #: Computes in 16 bits; gradients of microbatches add up in 32, and are reduced so.
