@@ -125,6 +125,7 @@ class Timeline {
     this.pen = pen;
     this.chosen = this.schedule.flights[view.chosen - 1] ?? null;
     this.fills = this.bandFills();
+    this.hatched = this.hatchedKinds();
     this.seen = 0;
     this.isDense = false;
     pen.fillStyle = this.colours.paper;
