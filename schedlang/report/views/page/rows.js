@@ -138,7 +138,8 @@ Object.assign(Timeline.prototype, {
   // The longest label that has room; letters get smaller before they go.
   drawLabel(box, x, width, y, height) {
     const { pen, schedule } = this, look = schedule.look(box);
-    const most = Math.min(Math.max(12, height * TALL), height);
+    // Letters are as large on a part of a box as on a whole one.
+    const most = Math.min(Math.max(12, height * schedule.parts[box] * TALL), height);
     for (const label of schedule.boxLabels(box)) {
       const room = Math.min((width - 3) / (label.length * LETTER), most), size = LETTERS.find((each) => each <= room);
       if (!size) continue;
