@@ -54,9 +54,10 @@ class Op:
     from its `previous` one. `weights` says what the op does with the weights of its stage,
     `gradients` what it does with their sum; such an op is of a whole stage, and of no microbatch.
 
-    `colours` are the light and the dark end of the band of its chunks' colours. Torch's tables have
-    a row for ops that are `in_torch`. `method` names the runtime's method that does the op, or is a
-    function of a stage and a microbatch.
+    `colours` are the light and the dark end of the band of its chunks' colours. A `pattern` is
+    drawn in its boxes where these have no room for its letter. Torch's tables have a row for ops
+    that are `in_torch`. `method` names the runtime's method that does the op, or is a function of a
+    stage and a microbatch.
     """
 
     word: str
@@ -78,13 +79,20 @@ class Op:
     owes: Kind | None = None
     weights: Literal["", "bring", "pass on", "drop", "change"] = ""
     gradients: Literal["", "sum", "pass on", "take"] = ""
-    is_hatched: bool = False
+    pattern: str = "plain"
     in_torch: bool = False
 
     @property
     def is_beside(self) -> bool:
         """Whether the rank goes on while the op runs."""
         return self.stream != COMPUTE
+
+    @property
+    def is_hatched(self) -> bool:
+        """Whether its boxes have its pattern however wide they are: beside a row there are no
+        letters, and what repeats an op has its colours.
+        """
+        return self.is_beside or self.repeats is not None
 
     @property
     def is_of_stage(self) -> bool:
@@ -154,6 +162,7 @@ OPS: dict[int, Op] = {
         cost="input",
         method="backward",
         colours=("#3fab8b", "#008c98"),
+        pattern="dashes",
         makes=(Kind.B,),
         owes=Kind.W,
         reads=Kind.B,
@@ -166,6 +175,7 @@ OPS: dict[int, Op] = {
         cost="weight",
         method="backward_weight",
         colours=("#faefad", "#ffc86b"),
+        pattern="crosses",
         makes=(Kind.W,),
         is_required=True,
         follows=Kind.B,
@@ -181,7 +191,7 @@ OPS: dict[int, Op] = {
         cost="recompute",
         method="recompute",
         colours=("#97d0f1", "#69a6f3"),
-        is_hatched=True,
+        pattern="rising",
         makes=(Kind.R,),
         follows=Kind.F,
         reads=Kind.F,
@@ -205,6 +215,7 @@ OPS: dict[int, Op] = {
         cost="offload",
         method="offload",
         colours=("#c882c2", "#c882c2"),
+        pattern="upright",
         makes=(Kind.OFFLOAD,),
         follows=Kind.F,
         holds=-1,
@@ -216,6 +227,7 @@ OPS: dict[int, Op] = {
         cost="reload",
         method="reload",
         colours=("#a45b9f", "#a45b9f"),
+        pattern="level",
         makes=(Kind.RELOAD,),
         follows=Kind.OFFLOAD,
         holds=1,
@@ -261,6 +273,7 @@ OPS: dict[int, Op] = {
         cost="gather",
         method="send_weights",
         colours=("#69a103", "#69a103"),
+        pattern="rising",
         stream="hops out",
         meets="next",
         other_end=Kind.RECV_WEIGHTS,
@@ -272,6 +285,7 @@ OPS: dict[int, Op] = {
         cost="gather",
         method="receive_weights",
         colours=("#bde912", "#bde912"),
+        pattern="falling",
         stream="hops in",
         meets="previous",
         other_end=Kind.SEND_WEIGHTS,
@@ -283,6 +297,7 @@ OPS: dict[int, Op] = {
         cost="sum",
         method="send_gradients",
         colours=("#3a1207", "#3a1207"),
+        pattern="rising",
         stream="hops out",
         meets="next",
         other_end=Kind.RECV_GRADIENTS,
@@ -294,6 +309,7 @@ OPS: dict[int, Op] = {
         cost="sum",
         method="receive_gradients",
         colours=("#a62419", "#a62419"),
+        pattern="falling",
         stream="hops in",
         meets="previous",
         other_end=Kind.SEND_GRADIENTS,

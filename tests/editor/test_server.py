@@ -154,10 +154,42 @@ async def ask_all(client: Client, uri: str, text: str, offset: int) -> Parts:
     )
     items = await client.text_document_completion_async(types.CompletionParams(*where))
     assert items is not None
+    await ask_of_names(client, uri, text, offset)
+    edits = await client.text_document_formatting_async(
+        types.DocumentFormattingParams(document(uri), types.FormattingOptions(4, True))
+    )
+    assert edits is None or [each.range for each in edits] == [types.Range(HERE, last)]
     signature = await client.text_document_signature_help_async(
         types.SignatureHelpParams(document(uri), lines.position(offset + 1))
     )
     return Parts(outline, folds, tokens.data, highlights or [], signature)
+
+
+async def ask_of_names(client: Client, uri: str, text: str, offset: int) -> None:
+    """Ask where the name at a place stands, and what would be written to give it another one: an
+    editor may ask so of any place, and is told if it cannot be.
+    """
+    where = document(uri), Lines(text).position(offset)
+    places = await client.text_document_references_async(
+        types.ReferenceParams(types.ReferenceContext(True), *where)
+    )
+    renamed = await client.text_document_prepare_rename_async(
+        types.PrepareRenameParams(*where)
+    )
+    assert bool(places) == (renamed is not None)
+    try:
+        edit = await client.text_document_rename_async(
+            types.RenameParams(
+                new_name="another_name", text_document=where[0], position=where[1]
+            )
+        )
+    except JsonRpcException as error:
+        said = error
+    else:
+        assert renamed in [each.range for each in edit.changes[uri]]
+        return
+    # The server says why it cannot be; it has not failed.
+    assert said.code == types.ErrorCodes.InvalidParams
 
 
 def is_within(inner: types.Range, outer: types.Range) -> bool:
@@ -197,7 +229,7 @@ def mistakes(text: str, path: Path) -> list[str]:
 @pytest.mark.blocks(1)
 def test_damaged_programs(block: int, session: Session) -> None:
     """Twenty as one edits them; `make test-editor` tries 200. What is wrong is what the compiler
-    says, and whatever is asked about any place gets an answer.
+    says, whatever is asked about any place gets an answer, and figures stand above what is proved.
     """
     path = GALLERY[0].with_name("damaged.sched")
     rng = random.Random(block)
@@ -236,6 +268,11 @@ def test_damaged_programs(block: int, session: Session) -> None:
             await client.text_document_inlay_hint_async(
                 types.InlayHintParams(document(uri), WHOLE)
             )
+            # Only a program that is proved has figures above it.
+            lenses = await client.text_document_code_lens_async(
+                types.CodeLensParams(document(uri))
+            )
+            assert bool(lenses) == (not wanted), text
 
     session(talk)
 

@@ -939,6 +939,22 @@ WIDEST = (
 )
 
 
+def test_patterns_stand_in_for_letters(page: Page, tmp_path: Path) -> None:
+    """Halves of backwards have theirs, and the legend too, once some box has no room for its letter."""
+    view(page, tmp_path, program("zb_h1"))
+    page.get_by_label("causes of idle time").uncheck()
+    patterns = (
+        "[...document.querySelectorAll('#legend span')]"
+        ".filter((each) => each.innerHTML.includes('url')).map((each) => each.textContent)"
+    )
+    assert page.evaluate(patterns) == []
+    view(page, tmp_path, program("zb_h1"), "-p", "microbatches=32")
+    page.get_by_label("causes of idle time").uncheck()
+    assert page.evaluate(patterns) == ["input gradient", "weight gradient"]
+    page.evaluate("show(0, 10)")
+    page.wait_for_function(f"!{patterns}.length")
+
+
 def test_paper_has_what_is_seen_and_nothing_else(page: Page, tmp_path: Path) -> None:
     """What is saved ends below its legend, and what is printed fits on its sheet, in black on white."""
     page.emulate_media(color_scheme="dark")

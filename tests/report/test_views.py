@@ -178,7 +178,37 @@ def test_kinds_stay_apart_in_grey_print_and_text_is_legible() -> None:
         assert all(palette.contrast(fill, palette.ink(fill)) >= 4.5 for fill in fills)
     assert all(darkest > lightest for (_, darkest), (lightest, _) in pairwise(bands))
     assert palette.fill(Kind.R, 0, 1) == palette.fill(Kind.F, 0, 1)
+    assert OPS[Kind.R].pattern != OPS[Kind.F].pattern
+
+
+@pytest.mark.core
+def test_kinds_are_told_apart_without_colour_and_letters() -> None:
+    """Of one row, by the pattern or by the lightness of all chunks; marks, which take no time, are
+    apart by their shape.
+    """
+    for beside in (False, True):
+        kinds = [
+            kind for kind in OPS if OPS[kind].is_beside == beside and OPS[kind].cost
+        ]
+        for kind, other in combinations(kinds, 2):
+            if OPS[kind].pattern == OPS[other].pattern:
+                fills, others = (
+                    [palette.fill(each, chunk, 8) for chunk in range(8)]
+                    for each in (kind, other)
+                )
+                assert all(
+                    palette.contrast(a, b) > 1.5 for a in fills for b in others
+                ), (kind, other)
     assert OPS[Kind.R].is_hatched
+    # A still draws the patterns once letters have no room, and its legend shows what it draws.
+    wide, narrow = (
+        svg(drawn("zb_h1", microbatches=microbatches), part=Part(width="page"))
+        for microbatches in (4, 64)
+    )
+    assert "<pattern" not in wide
+    assert len(set(re.findall(r'<pattern id="([a-z]+)', narrow))) == 2
+    for name in re.findall(r'<pattern id="([^"]+)', narrow):
+        assert narrow.count(f"url(#{name})") == 2
 
 
 def test_golden_svg(golden: Callable[[str, Path], None]) -> None:
@@ -509,10 +539,7 @@ def test_every_swatch_is_apart_from_every_other() -> None:
     """For who sees all colours and for who lacks one of the three kinds of cones: by the colour,
     or by what is drawn in it.
     """
-    ops = [
-        (palette.fill(kind, 0, 1), "hatched" if OPS[kind].is_hatched else "plain")
-        for kind in map(Kind, OPS)
-    ]
+    ops = [(palette.fill(kind, 0, 1), OPS[kind].pattern) for kind in map(Kind, OPS)]
     swatches = [*ops, *palette.IDLE.values()]
     assert set(palette.IDLE) == set(CAUSES)
     assert {pattern for _, pattern in palette.IDLE.values()} <= set(palette.PATTERNS)

@@ -306,6 +306,8 @@ def _kind(kind: Kind, chunks: int) -> dict[str, Any]:
         "name": OPS[kind].name,
         "fills": fills,
         "inks": [palette.ink(fill) for fill in fills],
+        "lines": [palette.lines(fill) for fill in fills],
+        "pattern": OPS[kind].pattern,
         "hatched": OPS[kind].is_hatched,
         "step": OPS[kind].is_update,
     }

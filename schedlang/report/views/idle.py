@@ -8,6 +8,7 @@ from itertools import groupby
 from schedlang.report.bubbles.attribution import CAUSES
 from schedlang.report.views import palette
 from schedlang.report.views.picture import Picture
+from schedlang.report.views.tiles import tile
 
 
 def shown_causes(picture: Picture) -> Sequence[str]:
@@ -39,16 +40,7 @@ def fill(cause: str) -> str:
 def patterns(causes: Sequence[str]) -> Iterator[str]:
     """The patterns that these fills name."""
     for cause in causes:
-        colour, name = palette.IDLE[cause]
-        path, width, cap = palette.PATTERNS[name]
+        colour, pattern = palette.IDLE[cause]
         ground = palette.mixed(colour, palette.IDLE_SHARES["ground"], palette.PAPER)
-        ink = palette.mixed(colour, palette.IDLE_SHARES["ink"], palette.PAPER)
-        size = f'width="{palette.TILE}" height="{palette.TILE}"'
-        lines = (
-            f'<path d="{path}" fill="none" stroke="{ink}" stroke-width="{width}" '
-            f'stroke-linecap="{cap}"/>'
-        )
-        yield (
-            f'<pattern id="idle-{cause}" {size} patternUnits="userSpaceOnUse">'
-            f'<rect {size} fill="{ground}"/>{lines if path else ""}</pattern>'
-        )
+        lines = palette.mixed(colour, palette.IDLE_SHARES["ink"], palette.PAPER)
+        yield tile(f"idle-{cause}", pattern, lines, ground)

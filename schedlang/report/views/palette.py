@@ -1,10 +1,10 @@
 """The colours of all views; those of an op stand in the row of its kind.
 
 As in the figures of the papers, forwards are blue, backwards green, and weight halves amber. Kinds
-differ in lightness too, each in a band of its own for all chunks: so they can be told apart in grey
-print, and by colour-blind readers. The chunks of a rank go from the light end of a band to its dark
-end. A recomputation is a forward again, in its blue, but hatched. An optimizer step is drawn in the
-colour of the text.
+differ in lightness too, each in a band of its own for all chunks; those whose bands touch have
+patterns. So they can be told apart in grey print, and by colour-blind readers. The chunks of a rank
+go from the light end of a band to its dark end. A recomputation is a forward again, in its blue,
+but hatched. An optimizer step is drawn in the colour of the text.
 """
 
 from schedlang.schedule.kinds import OPS
@@ -35,6 +35,8 @@ IDLE = {
 #: How much of a cause's colour there is in what lies below its pattern, in the pattern, and in what
 #: stands for both where idle times are too short for one; the rest is the colour of the row.
 IDLE_SHARES = {"ground": 0.14, "ink": 0.66, "dense": 0.4}
+#: How much of the colour of a box's letters there is in the pattern below them.
+_OP_SHARE = 0.3
 #: The lines of each pattern on a tile: as the data of an SVG path, how wide they are, and how they
 #: end; and how large the tile is.
 TILE = 8
@@ -49,6 +51,8 @@ PATTERNS = {
     "grid": ("M0 4H8M4 0V8", 1.1, "butt"),
     "rings": ("M2 4a2 2 0 1 0 4 0a2 2 0 1 0-4 0", 1.1, "butt"),
     "waves": ("M0 5L2 3L4 5L6 3L8 5", 1.1, "butt"),
+    "dashes": ("M0 2H3M4 6H7", 1.1, "butt"),
+    "crosses": ("M.5 2H3.5M2 .5V3.5M4.5 6H7.5M6 4.5V7.5", 1.1, "butt"),
 }
 
 #: The colours of the strip along a box, for the version of the weights that it reads. There are as
@@ -62,6 +66,11 @@ def fill(kind: int, chunk: int, chunks: int) -> str:
     share = chunk / max(chunks - 1, 1)
     parts = [round(a + (b - a) * share) for a, b in zip(light, dark, strict=True)]
     return "#" + "".join(f"{part:02x}" for part in parts)
+
+
+def lines(fill: str) -> str:
+    """The colour of the pattern on a box."""
+    return mixed(ink(fill), _OP_SHARE, fill)
 
 
 def version(number: int) -> str:

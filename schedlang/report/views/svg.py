@@ -6,7 +6,7 @@ the ranks hold. It is made of text and plain shapes only, so that all programs s
 is as large as what is drawn.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from html import escape
 from math import ceil, floor, log10
 from textwrap import wrap
@@ -16,6 +16,7 @@ from attrs import evolve, frozen
 from schedlang.report.views import idle, palette
 from schedlang.report.views.boxes import Box
 from schedlang.report.views.picture import WHOLE, Part, Picture
+from schedlang.report.views.tiles import tile
 from schedlang.report.views.units import PRINTED, SECONDS, unit_of
 from schedlang.schedule.actions import is_beside, is_update
 from schedlang.schedule.kinds import OPS
@@ -89,7 +90,7 @@ def svg(*pictures: Picture, part: Part = WHOLE) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {width} {height}" '
         f'font-family="{fonts(part.font)}" font-size="{_FONT}" fill="{palette.INK}">',
         f"<title>{escape(title)}</title>",
-        *_hatches(pictures),
+        *_patterns(pictures, frames),
         *idle.patterns(list(causes)),
         f'<rect {size} fill="{palette.PAPER}"/>',
     ]
@@ -137,6 +138,8 @@ class _Frame:
     lanes: int
     #: The causes by which idle time is coloured, or none.
     causes: Sequence[str]
+    #: The kinds whose boxes have a pattern.
+    hatched: Collection[int] = ()
 
     @property
     def bottom(self) -> int:
@@ -190,7 +193,8 @@ def _frames(pictures: Sequence[Picture], part: Part) -> list[_Frame]:
     for picture, window in zip(pictures, windows, strict=True):
         above = frames[-1].bottom + _BETWEEN if frames else 0
         frame = _frame(picture, part, window, above, width)
-        frames.append(evolve(frame, scale=scale, left=left, peak=peak))
+        hatched = _hatched_kinds(picture, scale)
+        frames.append(evolve(frame, scale=scale, left=left, peak=peak, hatched=hatched))
     return frames
 
 
@@ -311,7 +315,10 @@ def _rows(picture: Picture, frame: _Frame) -> Iterator[str]:
     boxes = ops + frame.shown(picture.copies) if picture.has_copies else ops
     # Boxes without a width come last, so that no neighbour covers them.
     boxes = sorted(boxes, key=lambda box: box.end == box.start)
-    shapes = [(_fill(picture, box), _shape(frame, box)) for box in boxes]
+    shapes = [
+        (_fill(picture, frame, box.bar.kind, box.chunk), _shape(frame, box))
+        for box in boxes
+    ]
     lines = f'stroke="{palette.PAPER}" stroke-width="0.75"'
     # All rows behind each other, in pixels: with two or more for each box, lines between them are
     # seen.
@@ -354,7 +361,7 @@ def _lanes(picture: Picture, frame: _Frame) -> Iterator[str]:
         for box in frame.shown(lane.rows):
             left, right = _sides(frame, box)
             shape = _rect(left, frame.y(box.rank) + below, right, _LANE)
-            shapes.append((_fill(picture, box), shape))
+            shapes.append((_fill(picture, frame, box.bar.kind, box.chunk), shape))
         yield from _grouped(shapes, f'stroke="{palette.PAPER}" stroke-width="0.5"')
 
 
@@ -407,11 +414,28 @@ def _sides(frame: _Frame, box: Box) -> tuple[float, float]:
     return left, right
 
 
-def _fill(picture: Picture, box: Box) -> str:
-    """The colour of a box, or the pattern that hatches it."""
-    if OPS[box.bar.kind].is_hatched:
-        return f"url(#{_hatch(picture, box.chunk)})"
-    return palette.fill(box.bar.kind, box.chunk, picture.chunks)
+def _fill(picture: Picture, frame: _Frame, kind: int, chunk: int) -> str:
+    """The colour of boxes of a kind and chunk, or the pattern in it."""
+    fill = palette.fill(kind, chunk, picture.chunks)
+    return f"url(#{_pattern_name(kind, fill)})" if kind in frame.hatched else fill
+
+
+def _pattern_name(kind: int, fill: str) -> str:
+    return f"{OPS[kind].pattern}-{fill[1:]}"
+
+
+def _hatched_kinds(picture: Picture, scale: float) -> set[int]:
+    """The kinds whose boxes have their pattern, at so many pixels for a unit of time: those that
+    always have it, and those of which some box has no room for its letter.
+    """
+    found = {kind for kind in picture.kinds if OPS[kind].is_hatched}
+    for row in picture.ops:
+        for box in row:
+            if box.bar.kind not in found and box.end > box.start:
+                *_, lettered, _ = ["", *picture.names.labels(*box.bar[:3])]
+                if len(lettered) * _letters(box)[1] > (box.end - box.start) * scale:
+                    found.add(box.bar.kind)
+    return {kind for kind in found if OPS[kind].pattern != "plain"}
 
 
 def _label(picture: Picture, frame: _Frame, box: Box) -> Iterator[tuple[str, str]]:
@@ -521,12 +545,7 @@ def _entries(picture: Picture, frame: _Frame) -> Iterator[tuple[list[str], str]]
     """The entries of the legend: squares, to be put at some `x` and `y`, and what they mean."""
     square = '<rect x="{{x}}" y="{{y}}" width="14" height="12" fill="{}"{}/>'
     for kind in picture.kinds:
-        fills = []
-        for chunk in range(picture.chunks):
-            if OPS[kind].is_hatched:
-                fills.append(f"url(#{_hatch(picture, chunk)})")
-            else:
-                fills.append(palette.fill(kind, chunk, picture.chunks))
+        fills = [_fill(picture, frame, kind, chunk) for chunk in range(picture.chunks)]
         # Some kinds have one colour for all chunks.
         squares = [square.format(fill, "") for fill in dict.fromkeys(fills)]
         yield squares, f"{kind.name}: {OPS[kind].name}"
@@ -559,26 +578,16 @@ def _entries(picture: Picture, frame: _Frame) -> Iterator[tuple[list[str], str]]
         yield [square.format(idle.fill(cause), border)], f"idle: {cause}"
 
 
-def _hatch(picture: Picture, chunk: int) -> str:
-    """The name of the pattern of a chunk, whose colour depends on how many there are."""
-    return f"hatch-{chunk}-{picture.chunks}"
-
-
-def _hatches(pictures: Sequence[Picture]) -> list[str]:
-    """The patterns of kinds that are hatched, one for each chunk."""
-    patterns = {}
-    for picture in pictures:
-        for kind in (kind for kind in picture.kinds if OPS[kind].is_hatched):
+def _patterns(pictures: Sequence[Picture], frames: Sequence[_Frame]) -> Iterator[str]:
+    """The patterns in the colours of all chunks."""
+    needed = {}
+    for picture, frame in zip(pictures, frames, strict=True):
+        for kind in frame.hatched:
             for chunk in range(picture.chunks):
-                name = _hatch(picture, chunk)
                 fill = palette.fill(kind, chunk, picture.chunks)
-                patterns[name] = (
-                    f'<pattern id="{name}" width="5" height="5" '
-                    'patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-                    f'<rect width="5" height="5" fill="{fill}"/>'
-                    f'<rect width="1.5" height="5" fill="{palette.PAPER}"/></pattern>'
-                )
-    return list(patterns.values())
+                needed[_pattern_name(kind, fill)] = OPS[kind].pattern, fill
+    for name, (pattern, fill) in sorted(needed.items()):
+        yield tile(name, pattern, palette.lines(fill), fill)
 
 
 def _grouped(shapes: Iterable[tuple[str, str]], attributes: str) -> Iterator[str]:

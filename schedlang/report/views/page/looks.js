@@ -67,4 +67,3 @@ function hatch(pen, pattern, ink, ground) {
   }
   return patterns.get(key);
 }
-const RECOMPUTED = "rising";

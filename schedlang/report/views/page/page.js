@@ -231,10 +231,10 @@ function legendEntries() {
   const isDense = timelines.every((each) => each.isDense);
   const { colours } = timelines[0], plain = (ground) => ({ pattern: "plain", ink: ground, ground });
   const kinds = new Map();
-  for (const { schedule } of timelines) {
-    for (const look of Object.values(schedule.kinds)) {
+  for (const { schedule, hatched } of timelines) {
+    for (const [kind, look] of Object.entries(schedule.kinds)) {
       const swatches = look.step ? [plain(colours.ink)] : [...new Set(look.fills)].map((fill) =>
-        look.hatched && !isDense ? { pattern: RECOMPUTED, ink: colours.paper, ground: fill } : plain(fill));
+        isDense || !hatched?.[kind] ? plain(fill) : { pattern: look.pattern, ink: look.lines[look.fills.indexOf(fill)], ground: fill });
       if ((kinds.get(look.name)?.length ?? 0) < swatches.length) kinds.set(look.name, swatches);
     }
   }
@@ -269,7 +269,7 @@ function causeEntries(colours, isDense) {
 }
 // How fine the picture is drawn, on which the legend depends.
 let scene = "";
-const sceneOf = () => [timelines.every((each) => each.isDense), timelines.some((each) => each.hasMemory)].join();
+const sceneOf = () => JSON.stringify(timelines.map(({ isDense, hasMemory, hatched }) => [isDense, hasMemory, hatched]));
 function legend() {
   scene = sceneOf();
   timelines.forEach((each) => { each.colours = theme(); });

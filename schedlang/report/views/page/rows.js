@@ -73,7 +73,7 @@ Object.assign(Timeline.prototype, {
     for (let box = first; box < stop; box++) {
       const wide = (boxEnd[box] - boxStart[box]) * this.scale;
       // Those with a pattern, and marks, which may lie on others.
-      if (!wide || (schedule.look(box).hatched && wide > 4)) {
+      if (!wide || this.hasPattern(box, wide)) {
         others.push(box);
         continue;
       }
@@ -87,7 +87,7 @@ Object.assign(Timeline.prototype, {
     for (const box of others) this.drawBox(box, y, barHeight);
     for (let box = first; box < stop; box++) {
       const wide = (boxEnd[box] - boxStart[box]) * this.scale, height = barHeight / parts[box];
-      if (wide >= NARROWEST) this.drawLabel(box, this.x(boxStart[box]), wide, y + part[box] * height, height);
+      if (wide >= NARROWEST && !this.hasPattern(box, wide)) this.drawLabel(box, this.x(boxStart[box]), wide, y + part[box] * height, height);
     }
   },
   pixel(box) { return (pixelOf(...rgbOf(this.fill(box))) & 0xffffff | (this.isDim(box) ? DIM * 255 : 255) << 24) >>> 0; },
@@ -106,13 +106,24 @@ Object.assign(Timeline.prototype, {
     this.pen.drawImage(this.strip, this.left, y, this.width - this.left - this.right, this.barHeight);
   },
 
+  // Whether a box has the pattern of its kind, for which it needs room.
+  hasPattern(box, width) { return width >= looks.tile && this.hatched[this.schedule.kind[box]]; },
+  // The kinds that have their pattern: those of which some box has no room for its letter.
+  hatchedKinds() {
+    const { kinds, shortest, labels } = this.schedule, most = Math.max(...labels.map((label) => label.length));
+    return Object.fromEntries(Object.entries(kinds).map(([kind, { letters, pattern, hatched }]) => {
+      const room = (shortest[kind] ?? 0) * this.scale - 3, isNarrow = (letters.length + most) * LETTERS.at(-1) * LETTER > room;
+      return [kind, pattern !== "plain" && !this.showsErrors() && (hatched || isNarrow)];
+    }));
+  },
+
   // A box in a row, or of a box that ops share the part of one of them.
   drawBox(box, top, rowHeight) {
     const { pen, schedule } = this, look = schedule.look(box), fill = this.fill(box);
     const start = schedule.boxStart[box], x = this.x(start), width = (schedule.boxEnd[box] - start) * this.scale;
     const height = rowHeight / schedule.parts[box], y = top + schedule.part[box] * height;
     pen.globalAlpha = this.isDim(box) ? DIM : 1;
-    pen.fillStyle = look.hatched && width > 4 && !this.showsErrors() ? hatch(pen, RECOMPUTED, this.colours.paper, fill) : fill;
+    pen.fillStyle = this.hasPattern(box, width) ? hatch(pen, look.pattern, look.lines[schedule.chunk(box)], fill) : fill;
     if (width === 0) pen.fillRect(x - MARK / 2, y, MARK, height);
     else pen.fillRect(x, y, width > 3 ? width - 1 : width, height);
     const isOp = box < schedule.firstCopy && width > 0;
@@ -127,7 +138,8 @@ Object.assign(Timeline.prototype, {
   // The longest label that has room; letters get smaller before they go.
   drawLabel(box, x, width, y, height) {
     const { pen, schedule } = this, look = schedule.look(box);
-    const most = Math.min(Math.max(12, height * TALL), height);
+    // Letters are as large on a part of a box as on a whole one.
+    const most = Math.min(Math.max(12, height * schedule.parts[box] * TALL), height);
     for (const label of schedule.boxLabels(box)) {
       const room = Math.min((width - 3) / (label.length * LETTER), most), size = LETTERS.find((each) => each <= room);
       if (!size) continue;

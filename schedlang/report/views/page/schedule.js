@@ -36,6 +36,11 @@ class Schedule {
     this.length = fromTicks(columns.length, data.tick);
     this.end = new Float64Array(this.count);
     for (let box = 0; box < this.count; box++) this.end[box] = this.start[box] + this.length[box];
+    // How long the shortest op of each kind takes, of those that take time.
+    this.shortest = [];
+    for (let box = 0; box < this.count; box++) {
+      if (this.length[box]) this.shortest[kind[box]] = Math.min(this.shortest[kind[box]] ?? Infinity, this.length[box]);
+    }
     this.delay = fromTicks(columns.delay, data.tick);
     this.readRows(ops, copies);
     this.readOverlaps();

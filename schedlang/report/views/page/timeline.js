@@ -68,7 +68,9 @@ class Timeline {
     this.width = width;
     this.height = height;
     this.top = this.isOnPaper ? 0 : this.scroll.scrollTop;
-    this.big = Math.min(Math.max(Math.min(width / USUAL.width, height / USUAL.height), 1), USUAL.most);
+    // As in the rest of the page, however many schedules stand beside each other.
+    const wide = this.isOnPaper ? width : innerWidth;
+    this.big = Math.min(Math.max(Math.min(wide / USUAL.width, height / USUAL.height), 1), USUAL.most);
     this.isNarrow = width < NARROW.width;
     this.left = this.isNarrow ? NARROW.left : Math.round(LEFT * this.big);
     this.right = this.isNarrow ? NARROW.right : Math.round(RIGHT * this.big);
@@ -125,6 +127,7 @@ class Timeline {
     this.pen = pen;
     this.chosen = this.schedule.flights[view.chosen - 1] ?? null;
     this.fills = this.bandFills();
+    this.hatched = this.hatchedKinds();
     this.seen = 0;
     this.isDense = false;
     pen.fillStyle = this.colours.paper;
