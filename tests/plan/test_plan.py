@@ -4,6 +4,7 @@ import copy
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -26,6 +27,7 @@ from schedlang.plan.proved import plan_in
 from schedlang.schedule.costs import costs_of
 from tests.support.paths import GALLERY
 from tests.support.sizes import examples
+from tests.support.tables import rows
 
 
 @pytest.fixture
@@ -146,282 +148,121 @@ def without_params(document: Any) -> Any:
     return document | {"params": {}}
 
 
-Damage = Callable[[Any], Any]
-
-
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (lambda d: [], "not a plan file: it has no `format`"),
-        (lambda d: {}, "not a plan file: it has no `format`"),
-        (
-            lambda d: d | {"format": "schedlang.plan/2"},
-            "the format is `schedlang.plan/2`",
-        ),
-        (lambda d: d | {"format": None}, "the format is `None`"),
-        (lambda d: d | {"program": 3}, "`program` must be an object"),
-        (lambda d: d | {"program": {"name": "s"}}, "`program` must hold the texts"),
-        (lambda d: d | {"ranks": "2"}, "`ranks` must be a whole number"),
-        (lambda d: d | {"ranks": True}, "`ranks` must be a whole number"),
-        (
-            lambda d: d | {"ranks": 3},
-            "`placement`: rank 2 holds no stage",
-        ),
-        (
-            lambda d: d | {"ranks": 10**12},
-            "rank 2 holds no stage, like 999999999997 other ranks",
-        ),
-        (lambda d: d | {"actions": d["actions"][:1]}, "must have 2 lines"),
-        (
-            lambda d: with_pipeline(d, microbatches=2.5),
-            "`pipelines` must hold whole numbers",
-        ),
-        (
-            lambda d: with_pipeline(d, microbatches=1),
-            "`microbatches` is 2 in `params`, and 1 by `pipelines` and `updates`",
-        ),
-        (lambda d: without_params(with_pipeline(d, microbatches=10**12)), "missing-op"),
-        (lambda d: without_params(with_pipeline(d, microbatches=10**30)), "missing-op"),
-        (
-            lambda d: without_params(with_pipeline(d, microbatches=1)),
-            "no-such-microbatch",
-        ),
-        (
-            lambda d: with_pipeline(d, microbatches=0),
-            "`pipelines`: the pipeline runs 0 microbatches",
-        ),
-        (
-            lambda d: d | {"params": {"ranks": 4}},
-            "`ranks` is 4 in `params`, and 2 in `ranks`",
-        ),
-        (
-            lambda d: d | {"params": {"slices": 3}},
-            "`slices` is 3 in `params`, and 1 in `slices`",
-        ),
-        (lambda d: d | {"params": {"ranks": True}}, "`params` must be whole numbers"),
-        (
-            lambda d: d | {"params": {"chunks": 7}},
-            "`params` has 'chunks', and the `text` of `program` has no such parameter",
-        ),
-        (lambda d: d | {"params": {"": 7}}, "`params` has '', and the `text`"),
-        (lambda d: with_pipeline(d, name="\0"), "`pipelines` is no text"),
-        (lambda d: with_pipeline(d, name="a\nb"), "the `name` 'a\\nb' must be"),
-        (
-            lambda d: with_pipeline(d, name="1F0"),
-            "`pipelines`: the `name` '1F0' must be",
-        ),
-        (lambda d: with_pipeline(d, rank=1), "of `pipelines` has no field `rank`"),
-        (lambda d: d | {"models": True}, "`pipelines`: the `name` '' must be"),
-        (lambda d: with_program(d, file="a\0"), "`program` is no text"),
-        (lambda d: with_program(d, size=1), "`program` has no field 'size'"),
-        (
-            lambda d: d | {"weights": [{"name": "latest", "delay": 0, "on": 1}] * 2},
-            "an entry of `weights` has no field `on`",
-        ),
-        (
-            lambda d: (
-                d | {"frozen": [0], "weights": [{"name": "stash", "delay": 0}] * 2}
-            ),
-            "`weights` of stage 0 are `stash`, and it is `frozen`",
-        ),
-        (
-            lambda d: d | {"costs": {"gather_memory": [-1]}},
-            "costs: `gather_memory` must be numbers from 0",
-        ),
-        (
-            lambda d: d | {"costs": {"p2p_time": 10**400}},
-            "it must be a finite number",
-        ),
-        (
-            lambda d: with_pipeline(d, start=1),
-            "`pipelines`: they must divide the 2 stages",
-        ),
-        (
-            lambda d: with_pipeline(d, stop=3),
-            "`pipelines`: they must divide the 2 stages",
-        ),
-        (lambda d: with_pipeline(d, name=None), "`pipelines` must be objects"),
-        (lambda d: d | {"pipelines": []}, "`pipelines`: they must divide the 2 stages"),
-        (lambda d: d | {"slices": 0}, "`slices`: it is 0, it must be 1 or more"),
-        (lambda d: d | {"slices": 2}, "missing-op"),
-        (
-            lambda d: d | {"updates": 2},
-            "`microbatches` is 2 in `params`, and 1 by `pipelines`",
-        ),
-        (
-            lambda d: without_params(d | {"updates": 2}),
-            "stage 0 never makes update 1, others do",
-        ),
-        (lambda d: d | {"updates": 10**30}, "do not divide into"),
-        (
-            lambda d: d | {"links": [0]},
-            "`links`: there must be one for each rank: 1 for 2 ranks",
-        ),
-        (lambda d: d | {"kernels": [[0, 9], [0, 0]]}, "in the plan of 2 updates"),
-        (
-            lambda d: d | {"kernels": [[0, 0], [0, 10]]},
-            "that of rank 1 is 0 to 10, it has 9",
-        ),
-        (lambda d: d | {"kernels": [[0, 0]]}, "`kernels` must be a pair of places"),
-        (
-            lambda d: d | {"weights": [{"name": "latest", "delay": 1}] * 2},
-            "`weights` of stage 0: weights `latest` have a `delay` of 1",
-        ),
-        (
-            lambda d: (
-                d
-                | {
-                    "weights": [
-                        {"name": "latest", "delay": 0},
-                        {"name": "stash", "delay": 2},
-                    ]
-                }
-            ),
-            "`weights` of stage 1: weights `stash` have a `delay` of 2",
-        ),
-        (
-            lambda d: d | {"weights": [{"name": "latest", "delay": 0}]},
-            "`weights` must have a rule for each of the 2 stages",
-        ),
-        (lambda d: d | {"kernel": []}, "a plan has no field `kernel`"),
-        (
-            lambda d: with_program(d, text=d["program"]["text"] + " "),
-            "the `sha256` of `program` is",
-        ),
-        (
-            lambda d: with_program(d, sha256="0"),
-            "the `sha256` of `program` is 0, its `text` has",
-        ),
-        (lambda d: with_program(d, sha256=None), "`program` must hold the texts"),
-        (
-            lambda d: with_program(d, imports=[["a.sched", 10**6]]),
-            "the `imports` of `program` must start one after the other",
-        ),
-        (
-            lambda d: with_program(d, imports=[["a.sched", 9], ["b.sched", 8]]),
-            "the `imports` of `program` must start one after the other",
-        ),
-        (
-            lambda d: with_program(d, name="\ud800"),
-            "`program` is no text: surrogates not allowed",
-        ),
-        (lambda d: with_pipeline(d, name="\udfff"), "`pipelines` is no text"),
-        (lambda d: d | {"params": {"\ud800": 2}}, "`params` is no text"),
-        (lambda d: d | {"transport": "\ud800"}, "`transport` is no text"),
-        (lambda d: d | {"costs": {"\ud800": [1]}}, "`costs` is no text"),
-        (
-            lambda d: d | {"costs": {"forward_times": [float("nan")]}},
-            "`NaN` is no number",
-        ),
-        (
-            lambda d: (
-                d
-                | {
-                    "pipelines": [
-                        {"name": "a", "start": 0, "stop": 1, "microbatches": 1},
-                        {"name": "a", "start": 1, "stop": 2, "microbatches": 1},
-                    ]
-                }
-            ),
-            "`pipelines`: two have the `name` 'a'",
-        ),
-        (
-            lambda d: d | {"lines": [[1, 1, "x"]] * 2},
-            "`lines` of rank 0 is [1, 1, 'x'], its",
-        ),
-        (lambda d: d | {"lines": []}, "`lines` of rank 0 is None, its `actions`"),
-        (lambda d: d | {"lines": 3}, "`lines` must be a list"),
-        (
-            lambda d: d | {"skips": [[0, 1]]},
-            "`skips`: the skip from stage 0 to stage 1 leads to the next stage, which gets what",
-        ),
-        (lambda d: d | {"skips": [[1]]}, "`skips` must be pairs"),
-        (
-            lambda d: d | {"frozen": [0, 1]},
-            "`frozen`: all stages are frozen",
-        ),
-        (
-            lambda d: d | {"frozen": [2]},
-            "`frozen`: there is no stage 2, there are stages 0 to 1",
-        ),
-        (lambda d: d | {"frozen": [0]}, "stage 0 needs no gradients: it is frozen"),
-        (lambda d: d | {"skips": [1]}, "`skips` must hold whole numbers"),
-        (lambda d: d | {"skips": 1}, "`skips` must be a list"),
-        (
-            lambda d: d | {"placement": [0, 5]},
-            "`placement`: stage 1 is on rank 5, there are ranks 0 to 1",
-        ),
-        (
-            lambda d: d | {"placement": [0, -1]},
-            "`placement` must hold whole numbers from 0",
-        ),
-        (lambda d: d | {"placement": [1, 0]}, "stage 0 is on rank 1"),
-        (lambda d: d | {"placement": []}, "`placement`: there are no stages"),
-        (lambda d: d | {"params": {"ranks": "2"}}, "`params` must be whole numbers"),
-        (lambda d: d | {"spans": [[0, 10**9]]}, "`spans` must be pairs of places"),
-        (lambda d: d | {"spans": [[1]]}, "`spans` must be pairs of numbers"),
-        (lambda d: d | {"spans": []}, "not an index of `spans`"),
-        (lambda d: d | {"transport": None}, "`transport` must be text"),
-        (
-            lambda d: d | {"transport": "mpi"},
-            "`transport`: there is no transport `mpi`",
-        ),
-        (lambda d: d | {"costs": None}, "costs: it must be an object"),
-        (
-            lambda d: d | {"costs": {"forward_times": [-1]}},
-            "costs: `forward_times` must be numbers from 0",
-        ),
-        (
-            lambda d: d | {"costs": {"input_memory": [1, 2, 3]}},
-            "3 memories of `I` are given, there are 2 stages",
-        ),
-        (lambda d: d | {"actions": None}, "`actions` must be a list"),
-        (lambda d: d | {"actions": [1, 2]}, "must be lines of text"),
-        (
-            lambda d: d | {"actions": [d["actions"][0] + " 0F9x", d["actions"][1]]},
-            "`0F9x` is not an action",
-        ),
-        (
-            lambda d: d | {"actions": [d["actions"][0] + " 0F1", d["actions"][1]]},
-            "fewer sources than actions",
-        ),
-        (
-            lambda d: d | {"actions": [d["actions"][0][:-3], d["actions"][1]]},
-            "more sources than actions",
-        ),
-        (
-            lambda d: (
-                d | {"actions": [d["actions"][0].replace("0F0 0S", "(0F0;0S"), ""]}
-            ),
-            "is not an action",
-        ),
-        (
-            lambda d: d | {"actions": ["(0F0;0SEND_F0)", ""], "sources": ["1 1", ""]},
-            "transfers are batched alone",
-        ),
-        (lambda d: d | {"sources": ["x", ""]}, "sources of rank 0"),
-        (
-            lambda d: d | {"sources": [d["sources"][0], "-" + d["sources"][1]]},
-            "sources of rank 1",
-        ),
-        (
-            lambda d: (
-                d
-                | {
-                    "actions": [
-                        d["actions"][0].replace("0F0 0SEND_F0", "0SEND_F0 0F0"),
-                        d["actions"][1],
-                    ]
-                }
-            ),
-            "order",
-        ),
-    ],
+#: What is changed in the document of a plan, and what is said of it.
+DAMAGED = rows(
+    r"""
+[] | not a plan file: it has no `format`
+{} | not a plan file: it has no `format`
+plan(format='schedlang.plan/2') | the format is `schedlang.plan/2`
+plan(format=None) | the format is `None`
+plan(program=3) | `program` must be an object
+plan(program={'name': 's'}) | `program` must hold the texts
+plan(ranks='2') | `ranks` must be a whole number
+plan(ranks=True) | `ranks` must be a whole number
+plan(ranks=3) | `placement`: rank 2 holds no stage
+plan(ranks=10 ** 12) | rank 2 holds no stage, like 999999999997 other ranks
+plan(actions=d['actions'][:1]) | must have 2 lines
+pipeline(microbatches=2.5) | `pipelines` must hold whole numbers
+pipeline(microbatches=1) | `microbatches` is 2 in `params`, and 1 by `pipelines` and `updates`
+without_params(pipeline(microbatches=10 ** 12)) | missing-op
+without_params(pipeline(microbatches=10 ** 30)) | missing-op
+without_params(pipeline(microbatches=1)) | no-such-microbatch
+pipeline(microbatches=0) | `pipelines`: the pipeline runs 0 microbatches
+plan(params={'ranks': 4}) | `ranks` is 4 in `params`, and 2 in `ranks`
+plan(params={'slices': 3}) | `slices` is 3 in `params`, and 1 in `slices`
+plan(params={'ranks': True}) | `params` must be whole numbers
+plan(params={'chunks': 7}) | `params` has 'chunks', and the `text` of `program` has no such parameter
+plan(params={'': 7}) | `params` has '', and the `text`
+pipeline(name='\x00') | `pipelines` is no text
+pipeline(name='a\nb') | the `name` 'a\nb' must be
+pipeline(name='1F0') | `pipelines`: the `name` '1F0' must be
+pipeline(rank=1) | of `pipelines` has no field `rank`
+plan(models=True) | `pipelines`: the `name` '' must be
+program(file='a\x00') | `program` is no text
+program(size=1) | `program` has no field 'size'
+plan(weights=[{'name': 'latest', 'delay': 0, 'on': 1}] * 2) | an entry of `weights` has no field `on`
+plan(frozen=[0], weights=[{'name': 'stash', 'delay': 0}] * 2) | `weights` of stage 0 are `stash`, and it is `frozen`
+plan(costs={'gather_memory': [-1]}) | costs: `gather_memory` must be numbers from 0
+plan(costs={'p2p_time': 10 ** 400}) | it must be a finite number
+pipeline(start=1) | `pipelines`: they must divide the 2 stages
+pipeline(stop=3) | `pipelines`: they must divide the 2 stages
+pipeline(name=None) | `pipelines` must be objects
+plan(pipelines=[]) | `pipelines`: they must divide the 2 stages
+plan(slices=0) | `slices`: it is 0, it must be 1 or more
+plan(slices=2) | missing-op
+plan(updates=2) | `microbatches` is 2 in `params`, and 1 by `pipelines`
+without_params(plan(updates=2)) | stage 0 never makes update 1, others do
+plan(updates=10 ** 30) | do not divide into
+plan(links=[0]) | `links`: there must be one for each rank: 1 for 2 ranks
+plan(kernels=[[0, 9], [0, 0]]) | in the plan of 2 updates
+plan(kernels=[[0, 0], [0, 10]]) | that of rank 1 is 0 to 10, it has 9
+plan(kernels=[[0, 0]]) | `kernels` must be a pair of places
+plan(weights=[{'name': 'latest', 'delay': 1}] * 2) | `weights` of stage 0: weights `latest` have a `delay` of 1
+plan(weights=[{'name': 'latest', 'delay': 0}, {'name': 'stash', 'delay': 2}]) | `weights` of stage 1: weights `stash` have a `delay` of 2
+plan(weights=[{'name': 'latest', 'delay': 0}]) | `weights` must have a rule for each of the 2 stages
+plan(kernel=[]) | a plan has no field `kernel`
+program(text=d['program']['text'] + ' ') | the `sha256` of `program` is
+program(sha256='0') | the `sha256` of `program` is 0, its `text` has
+program(sha256=None) | `program` must hold the texts
+program(imports=[['a.sched', 10 ** 6]]) | the `imports` of `program` must start one after the other
+program(imports=[['a.sched', 9], ['b.sched', 8]]) | the `imports` of `program` must start one after the other
+program(name='\ud800') | `program` is no text: surrogates not allowed
+pipeline(name='\udfff') | `pipelines` is no text
+plan(params={'\ud800': 2}) | `params` is no text
+plan(transport='\ud800') | `transport` is no text
+plan(costs={'\ud800': [1]}) | `costs` is no text
+plan(costs={'forward_times': [float('nan')]}) | `NaN` is no number
+plan(pipelines=[{'name': 'a', 'start': 0, 'stop': 1, 'microbatches': 1}, {'name': 'a', 'start': 1, 'stop': 2, 'microbatches': 1}]) | `pipelines`: two have the `name` 'a'
+plan(lines=[[1, 1, 'x']] * 2) | `lines` of rank 0 is [1, 1, 'x'], its
+plan(lines=[]) | `lines` of rank 0 is None, its `actions`
+plan(lines=3) | `lines` must be a list
+plan(skips=[[0, 1]]) | `skips`: the skip from stage 0 to stage 1 leads to the next stage, which gets what
+plan(skips=[[1]]) | `skips` must be pairs
+plan(frozen=[0, 1]) | `frozen`: all stages are frozen
+plan(frozen=[2]) | `frozen`: there is no stage 2, there are stages 0 to 1
+plan(frozen=[0]) | stage 0 needs no gradients: it is frozen
+plan(skips=[1]) | `skips` must hold whole numbers
+plan(skips=1) | `skips` must be a list
+plan(placement=[0, 5]) | `placement`: stage 1 is on rank 5, there are ranks 0 to 1
+plan(placement=[0, -1]) | `placement` must hold whole numbers from 0
+plan(placement=[1, 0]) | stage 0 is on rank 1
+plan(placement=[]) | `placement`: there are no stages
+plan(params={'ranks': '2'}) | `params` must be whole numbers
+plan(spans=[[0, 10 ** 9]]) | `spans` must be pairs of places
+plan(spans=[[1]]) | `spans` must be pairs of numbers
+plan(spans=[]) | not an index of `spans`
+plan(transport=None) | `transport` must be text
+plan(transport='mpi') | `transport`: there is no transport `mpi`
+plan(costs=None) | costs: it must be an object
+plan(costs={'forward_times': [-1]}) | costs: `forward_times` must be numbers from 0
+plan(costs={'input_memory': [1, 2, 3]}) | 3 memories of `I` are given, there are 2 stages
+plan(actions=None) | `actions` must be a list
+plan(actions=[1, 2]) | must be lines of text
+plan(actions=[d['actions'][0] + ' 0F9x', d['actions'][1]]) | `0F9x` is not an action
+plan(actions=[d['actions'][0] + ' 0F1', d['actions'][1]]) | fewer sources than actions
+plan(actions=[d['actions'][0][:-3], d['actions'][1]]) | more sources than actions
+plan(actions=[d['actions'][0].replace('0F0 0S', '(0F0;0S'), '']) | is not an action
+plan(actions=['(0F0;0SEND_F0)', ''], sources=['1 1', '']) | transfers are batched alone
+plan(sources=['x', '']) | sources of rank 0
+plan(sources=[d['sources'][0], '-' + d['sources'][1]]) | sources of rank 1
+plan(actions=[d['actions'][0].replace('0F0 0SEND_F0', '0SEND_F0 0F0'), d['actions'][1]]) | order
+"""
 )
+
+
+@pytest.mark.parametrize(("change", "reason"), DAMAGED)
 def test_a_damaged_plan_is_refused_with_its_reason(
-    plan: Plan, tmp_path: Path, damage: Damage, reason: str
+    plan: Plan, tmp_path: Path, change: str, reason: str
 ) -> None:
-    (tmp_path / "plan.json").write_text(json.dumps(damage(document(plan))))
+    d = document(plan)
+    names = {
+        "d": d,
+        "plan": lambda **fields: d | fields,
+        "pipeline": partial(with_pipeline, d),
+        "program": partial(with_program, d),
+        "without_params": without_params,
+    }
+    (tmp_path / "plan.json").write_text(json.dumps(eval(change, names)))
     with pytest.raises(CompileError) as caught:
         read_plan(tmp_path / "plan.json")
     assert reason in str(caught.value)

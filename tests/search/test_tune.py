@@ -27,6 +27,7 @@ from schedlang.files.programs import path_of
 from schedlang.schedule.costs import Costs, read_costs
 from tests.support.commands import schedc
 from tests.support.paths import CASES, GALLERY, GOLDEN, PROGRAMS
+from tests.support.tables import rows
 
 pytestmark = pytest.mark.slow
 
@@ -591,121 +592,43 @@ def test_the_picture(folder: Path) -> None:
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
-    ("line", "code", "message"),
-    [
-        (
-            "tune --ranks 4 --batch 8",
-            2,
-            "one of the arguments --model --costs is required",
-        ),
-        ("tune --batch 8 --costs costs.json", 2, "required: --ranks"),
-        (f"{OF_MODEL}", 2, "--model needs --device"),
-        (
-            "tune --ranks 4 --batch 8 --model llama.json --device H100",
-            2,
-            "needs --sequence",
-        ),
-        (f"{OF_MODEL} --device H10", 2, "there is no `H10`, there is `A100`"),
-        (f"{OF_MODEL} --device H100 --layers 3", 2, "--layers says what --costs has"),
-        (f"{OF_MODEL} --device H100 --efficiency 1.5", 2, "`1.5` is not a share"),
-        (
-            f"{OF_MODEL}0000000 --device H100",
-            2,
-            "of 1 x 40,960,000,000 tokens are more than",
-        ),
-        (f"{SMALL} --sequence 4096", 2, "--sequence is for --model"),
-        (
-            f"{SMALL} --memory 20XB",
-            2,
-            "`20XB` is not an amount of memory above 0, in bytes or with a unit",
-        ),
-        (f"{SMALL} --for soon", 2, "`soon` is not a time above 0, such as 60s"),
-        (f"{SMALL} -p chunk=2", 2, "no program has a parameter `chunk`"),
-        (f"{SMALL} -o tune.gif", 2, "`tune.gif` must end in .svg, .pdf, .png or .html"),
-        (
-            f"{SMALL.replace('--layers 3', '--layers 3,3')}",
-            2,
-            "costs of 4 stages, and layers of 2",
-        ),
-        (f"{SMALL} --memory 1GB", 1, "nothing fits into 1.0 GB: a rank holds at least"),
-        (
-            "tune --ranks 5 --batch 8 --costs costs.json -p ranks=5",
-            1,
-            "it does not divide",
-        ),
-        (
-            "tune --ranks 4 --batch 8 --costs one.json",
-            2,
-            "do not say how many there are",
-        ),
-        (
-            "tune --ranks 2 --batch 8 --costs zero.json",
-            2,
-            "nothing in the costs takes any time",
-        ),
-        (
-            "tune --ranks 4 --batch 8 --costs two.json",
-            2,
-            "`forward_times` has 2 numbers",
-        ),
-        (
-            "tune --ranks 4 --batch 8 --costs three.json --memory 8GB",
-            2,
-            "not how many are held",
-        ),
-        (
-            "tune --ranks 4 --batch 8 --costs three.json -o t.svg",
-            2,
-            "of bytes, which the costs",
-        ),
-        (
-            f"{OF_MODEL.replace('llama', 'moe')} --device H100",
-            2,
-            "it has no `num_experts_per_tok`",
-        ),
-        (
-            f"{OF_MODEL.replace('llama', 'bad')} --device H100",
-            2,
-            "it has no `vocab_size`",
-        ),
-        (
-            f"{OF_MODEL.replace('llama', 'text')} --device H100",
-            2,
-            "`hidden_size` is 'x'",
-        ),
-        (
-            f"{OF_MODEL.replace('llama', 'none')} --device H100",
-            2,
-            "cannot read `none.json`",
-        ),
-        (
-            "tune bitpipe --ranks 3 --batch 8 --costs costs.json -p ranks=3",
-            1,
-            "takes a batch of 8 on 3 ranks",
-        ),
-        (
-            "tune never.sched --ranks 2 --batch 2 -p ranks=2 --costs costs.json",
-            1,
-            "no candidate compiles",
-        ),
-        (
-            "tune forward_only --ranks 4 --batch 8 --costs costs.json",
-            1,
-            "no program can stand",
-        ),
-        (
-            "tune llama.json --ranks 4 --batch 8 --costs costs.json",
-            2,
-            "`llama.json` is no program",
-        ),
-        (
-            f"{SMALL} --write-costs costs.json",
-            2,
-            "`costs.json` is read, and would be replaced",
-        ),
-    ],
+    ("code", "line", "message"),
+    rows(
+        """
+2 | tune --ranks 4 --batch 8 | one of the arguments --model --costs is required
+2 | tune --batch 8 --costs costs.json | required: --ranks
+2 | tune 1f1b zb_h2 dualpipe_v --ranks 8 --batch 16 --model llama.json --sequence 4096 | --model needs --device
+2 | tune --ranks 4 --batch 8 --model llama.json --device H100 | needs --sequence
+2 | tune 1f1b zb_h2 dualpipe_v --ranks 8 --batch 16 --model llama.json --sequence 4096 --device H10 | there is no `H10`, there is `A100`
+2 | tune 1f1b zb_h2 dualpipe_v --ranks 8 --batch 16 --model llama.json --sequence 4096 --device H100 --layers 3 | --layers says what --costs has
+2 | tune 1f1b zb_h2 dualpipe_v --ranks 8 --batch 16 --model llama.json --sequence 4096 --device H100 --efficiency 1.5 | `1.5` is not a share
+2 | tune 1f1b zb_h2 dualpipe_v --ranks 8 --batch 16 --model llama.json --sequence 40960000000 --device H100 | of 1 x 40,960,000,000 tokens are more than
+2 | tune 1f1b zb_h1 interleaved_1f1b --ranks 4 --batch 8 --costs costs.json --layers 3 --sequence 4096 | --sequence is for --model
+2 | tune 1f1b zb_h1 interleaved_1f1b --ranks 4 --batch 8 --costs costs.json --layers 3 --memory 20XB | `20XB` is not an amount of memory above 0, in bytes or with a unit
+2 | tune 1f1b zb_h1 interleaved_1f1b --ranks 4 --batch 8 --costs costs.json --layers 3 --for soon | `soon` is not a time above 0, such as 60s
+2 | tune 1f1b zb_h1 interleaved_1f1b --ranks 4 --batch 8 --costs costs.json --layers 3 -p chunk=2 | no program has a parameter `chunk`
+2 | tune 1f1b zb_h1 interleaved_1f1b --ranks 4 --batch 8 --costs costs.json --layers 3 -o tune.gif | `tune.gif` must end in .svg, .pdf, .png or .html
+2 | tune 1f1b zb_h1 interleaved_1f1b --ranks 4 --batch 8 --costs costs.json --layers 3,3 | costs of 4 stages, and layers of 2
+1 | tune 1f1b zb_h1 interleaved_1f1b --ranks 4 --batch 8 --costs costs.json --layers 3 --memory 1GB | nothing fits into 1.0 GB: a rank holds at least
+1 | tune --ranks 5 --batch 8 --costs costs.json -p ranks=5 | it does not divide
+2 | tune --ranks 4 --batch 8 --costs one.json | do not say how many there are
+2 | tune --ranks 2 --batch 8 --costs zero.json | nothing in the costs takes any time
+2 | tune --ranks 4 --batch 8 --costs two.json | `forward_times` has 2 numbers
+2 | tune --ranks 4 --batch 8 --costs three.json --memory 8GB | not how many are held
+2 | tune --ranks 4 --batch 8 --costs three.json -o t.svg | of bytes, which the costs
+2 | tune 1f1b zb_h2 dualpipe_v --ranks 8 --batch 16 --model moe.json --sequence 4096 --device H100 | it has no `num_experts_per_tok`
+2 | tune 1f1b zb_h2 dualpipe_v --ranks 8 --batch 16 --model bad.json --sequence 4096 --device H100 | it has no `vocab_size`
+2 | tune 1f1b zb_h2 dualpipe_v --ranks 8 --batch 16 --model text.json --sequence 4096 --device H100 | `hidden_size` is 'x'
+2 | tune 1f1b zb_h2 dualpipe_v --ranks 8 --batch 16 --model none.json --sequence 4096 --device H100 | cannot read `none.json`
+1 | tune bitpipe --ranks 3 --batch 8 --costs costs.json -p ranks=3 | takes a batch of 8 on 3 ranks
+1 | tune never.sched --ranks 2 --batch 2 -p ranks=2 --costs costs.json | no candidate compiles
+1 | tune forward_only --ranks 4 --batch 8 --costs costs.json | no program can stand
+2 | tune llama.json --ranks 4 --batch 8 --costs costs.json | `llama.json` is no program
+2 | tune 1f1b zb_h1 interleaved_1f1b --ranks 4 --batch 8 --costs costs.json --layers 3 --write-costs costs.json | `costs.json` is read, and would be replaced
+"""
+    ),
 )
-def test_mistakes(line: str, code: int, message: str, folder: Path) -> None:
+def test_mistakes(code: str, line: str, message: str, folder: Path) -> None:
     for name, text in {
         "one": {"forward_times": 1},
         "two": {"forward_times": [1, 2], "backward_times": [1, 2, 3]},
@@ -719,9 +642,9 @@ def test_mistakes(line: str, code: int, message: str, folder: Path) -> None:
     order = "if r == 0 { F(0) B(0) F(1) B(1) } else { F(0) F(1) B(0) B(1) }"
     never = f"schedule never {{ param ranks = 2 param microbatches = 2 rank r {{ {order} }} }}"
     (folder / "never.sched").write_text(never)
-    got, _, errors = schedc(*line.split())
+    got, _, errors = schedc(line)
     assert message in errors
-    assert got == code
+    assert got == int(code)
     assert len(errors.splitlines()) <= 5
 
 
