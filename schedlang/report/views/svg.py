@@ -428,7 +428,7 @@ def _hatched_kinds(picture: Picture, scale: float) -> set[int]:
     """The kinds whose boxes have their pattern, at so many pixels for a unit of time: those that
     always have it, and those of which some box has no room for its letter.
     """
-    found = {kind for kind in picture.kinds if OPS[kind].is_hatched}
+    found: set[int] = {kind for kind in picture.kinds if OPS[kind].is_hatched}
     for row in picture.ops:
         for box in row:
             if box.bar.kind not in found and box.end > box.start:
