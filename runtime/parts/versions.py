@@ -151,6 +151,8 @@ class WeightVersions(LateWeights):
         self._updates = 0
         self._before = 0
         self._versions = {0: self._newest()}
+        #: Whether some trained weights have shared memory so far.
+        self._share_memory = bool(sharing(self._parameters))
         self._optimizer: Optimizer | None = None
         #: Whether an update has changed the weights.
         self._has_moved = False
@@ -170,6 +172,7 @@ class WeightVersions(LateWeights):
         self._before = self._updates
         self._check_frozen(self._parameters)
         self._versions[self._updates] = self._newest()
+        self._share_memory = self._share_memory or bool(sharing(self._parameters))
 
     def before_update(self) -> None:
         """Until an update has changed the weights, keep what it must change."""
@@ -223,16 +226,22 @@ class WeightVersions(LateWeights):
         """Move the parameters to other memory, so that the newest version stays for its readers."""
         # The memory of versions, with a delay of 1, around the update that makes version 2:
         #
-        #     memory A    version 0     │ has no readers any more, and is freed
-        #     memory B    version 1     │ stays as it is
-        #     memory C                  │ copy of 1, becomes version 2
+        #     memory A    version 0     │ has no readers any more  │ copy of 1, becomes version 2
+        #     memory B    version 1     │ stays as it is           │ version 1
         #
-        # The parameters move to C, so that the optimizer, which changes them in place, does not
-        # change version 1. Parameters that share memory move together.
-        self._versions.pop(self._updates - self._delay, None)
+        # The parameters move to A, so that the optimizer, which changes them in place, does not
+        # change version 1. Parameters that share memory move together, to memory that is new.
+        free = self._versions.pop(self._updates - self._delay, {})
         newest = {name: weight.data for name, weight in self._parameters.items()}
-        for name, memory in copies_of(newest).items():
-            self._parameters[name].data = memory
+        if self._share_memory:
+            copies = copies_of(newest)
+        else:
+            copies = {
+                name: _memory_for(weight, free.get(name)).copy_(weight)
+                for name, weight in newest.items()
+            }
+        for name, copy in copies.items():
+            self._parameters[name].data = copy
 
     def _find_largest(self) -> dict[str, tuple[int, Tensor]]:
         found = {}
@@ -379,6 +388,17 @@ def _frozen(module: nn.Module) -> dict[str, nn.Parameter]:
         for name, weight in module.named_parameters()
         if not weight.requires_grad
     }
+
+
+def _memory_for(weight: Tensor, free: Tensor | None) -> Tensor:
+    """Memory for a copy of a weight: the free memory, unless the weight was cast or moved."""
+    if free is None or _kind_of(free) != _kind_of(weight):
+        return torch.empty_like(weight)
+    return free.data
+
+
+def _kind_of(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+    return tensor.shape, tensor.dtype, tensor.device
 
 
 def _values(tensor: Tensor) -> Tensor:

@@ -483,9 +483,9 @@ def same(ours: list[nn.Module], other: list[nn.Module], stages: list[int]) -> bo
 def squares() -> set[int]:
     """Where the square matrices are that are trained: of weights and their versions."""
     gc.collect()
-    tensors = (
-        each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)
-    )
+    # What stands in for a weight that may not be read is a tensor of a class of its own.
+    plain = torch.Tensor, nn.Parameter
+    tensors = (each for each in gc.get_objects() if type(each) in plain)
     return {
         each.data_ptr()
         for each in tensors
