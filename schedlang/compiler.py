@@ -86,8 +86,8 @@ def compile(
     It is proved for a transport (`schedlang.schedule.transports`), by default for all. Passes and
     the lowering choose what is best for `costs`, or where these leave something open, for the
     program's own costs. What the program claims of time or memory, it claims at its own costs only.
-    `forward_only` makes the inference plan of a training program; claims are then left out, since
-    they are about training.
+    `forward_only` makes the inference plan of a program; the claims of a training program are then
+    left out, since they are about training.
 
     CompileError has everything that is wrong with the program, or with its file; where only claims
     do not hold, it is a `ClaimError`, which has the plan. Its text has a repair that is proved, if
@@ -205,7 +205,8 @@ def _schedule_of_ops(
         schedule = unroll(schedule, 1)
     _check_ops(schedule)
     if forward_only:
-        schedule = evolve(without_backwards(schedule), claims=())
+        claims = schedule.claims if schedule.is_forward_only else ()
+        schedule = evolve(without_backwards(schedule), claims=claims)
     # Without need for another schedule, this one keeps what is known of it.
     return (
         schedule

@@ -361,6 +361,18 @@ def test_forward_only(path: Path) -> None:
         }
 
 
+@pytest.mark.core
+@pytest.mark.parametrize("name", ["forward_only", "decoding"])
+def test_claims_of_a_program_without_backwards_are_judged(name: str) -> None:
+    """Also where it is said that an inference is meant; those of a training program are not."""
+    text = (
+        (PROGRAMS / f"{name}.sched").read_text().replace("bubble ==", "bubble == 1 +")
+    )
+    with pytest.raises(CompileError) as caught:
+        compile(text, forward_only=True)
+    assert [each.code for each in caught.value.diagnostics] == ["assert"]
+
+
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "1f1b_explicit"])
 @pytest.mark.parametrize(("ranks", "microbatches"), [(1, 4), (4, 1), (4, 8), (7, 16)])
 def test_forward_only_takes_a_forward_per_microbatch_and_rank(
