@@ -61,6 +61,9 @@ _STAGES = "_schedlang_stages"
 #: The module of transformers whose hooks keep the states between layers (`output_hidden_states`).
 _KEEPS_OUTPUTS = "transformers.utils.output_capturing"
 
+#: Modules whose submodules have no attributes of their own.
+_CONTAINERS = (nn.ModuleDict, nn.ModuleList, nn.Sequential)
+
 #: In place of an id: a tensor that follows from values by an op that was not recorded.
 _NOT_RECORDED = -1
 
@@ -89,13 +92,16 @@ def _call_in_stage(
 
 def leave_out(block: nn.Module) -> None:
     """Make plain attributes of the buffers of a module, and of its submodules without weights: it
-    is a copy of a block of another stage, of which models look at attributes.
+    is a copy of a block of another stage, of which models look at attributes. Containers keep their
+    submodules, whose number and names models read, too.
     """
     block.__dict__.pop(_STAGES, None)
     for part in [*block.modules()]:
         for name, buffer in [*part.named_buffers(recurse=False)]:
             delattr(part, name)
             part.__dict__[name] = buffer
+        if isinstance(part, _CONTAINERS):
+            continue
         for name, child in [*part.named_children()]:
             if next(child.parameters(), None) is None:
                 delattr(part, name)

@@ -2,6 +2,7 @@
 own line: `make explore WHAT=transformers`, which writes docs/reports/transformers.md.
 """
 
+import pickle
 import re
 from collections.abc import Sequence
 from itertools import groupby
@@ -21,7 +22,7 @@ from tests.models.tiny_models import LANGUAGE_MODELS, ROWS, TOWERS, build, micro
 from tests.models.verdicts import DIFFERS, EQUAL, REFUSED, ROUNDING, Cell, Verdict
 from tests.support.models import program
 from tests.support.paths import DOCS
-from tests.support.ranks import Run
+from tests.support.ranks import Outcome, Run
 
 pytestmark = pytest.mark.processes
 
@@ -123,14 +124,27 @@ def verdicts_on(run_ranks: Run, names: Sequence[str]) -> dict[str, dict[str, Ver
     found: dict[Cell, Verdict] = {}
     while left := [cell for cell in cells if cell not in found]:
         outcome = run_ranks(trained, 2, left, seconds=60 + 60 * len(left))
-        ours, others = outcome.results()
-        for cell in ours.keys() & others.keys():
-            both = (ours[cell], others[cell])
-            found[cell] = max(both, key=lambda verdict: order.index(verdict.kind))
+        told = _told(outcome)
+        before = len(found)
+        for cell in set.intersection(*(set(each) for each in told)):
+            verdicts = [each[cell] for each in told]
+            worst = max(verdicts, key=lambda verdict: order.index(verdict.kind))
+            # A rank whose step fails ends the other one, which then says nothing.
+            if len(told) == 2 or worst.kind == REFUSED:
+                found[cell] = worst
+        assert len(found) > before, outcome.logs
     return {
         name: {schedule: found[name, schedule] for schedule in SCHEDULES}
         for name in names
     }
+
+
+def _told(outcome: Outcome) -> list[dict[Cell, Verdict]]:
+    """The verdicts of the ranks that have come to an end."""
+    files = [outcome.folder / f"{rank}.result" for rank in range(2)]
+    told = [pickle.loads(file.read_bytes()) for file in files if file.exists()]
+    assert told, outcome.logs
+    return told
 
 
 @pytest.mark.transformers

@@ -291,6 +291,38 @@ class Asking(Model):
         return self.head(x.to(kinds.pop()))
 
 
+class AdaptedLayer(Layer):
+    """A block with an adapter for each language."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adapters = nn.ModuleDict(
+            {language: nn.Linear(WIDTH, WIDTH) for language in ("de", "en")}
+        )
+
+    def forward(self, x: Tensor, languages: Tensor) -> tuple[Tensor, None]:
+        made, _ = super().forward(x)
+        for number, adapter in enumerate(self.adapters.values()):
+            made = made + adapter(made) * (languages == number)[:, None, None]
+        return made, None
+
+
+class Adapted(Model):
+    """The number of a language is looked up in the first layer, in each stage (X-MOD)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(AdaptedLayer() for _ in range(4))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        number = [*self.layers[0].adapters].index("en")
+        languages = number * torch.ones(len(tokens))
+        for layer in self.layers:
+            x = layer(x, languages)[0]
+        return self.head(x)
+
+
 #: What the hooks of `Keeping` have kept.
 STATES: list[Tensor] = []
 
@@ -339,6 +371,7 @@ KINDS = [
     Iterated,
     Mapped,
     Asking,
+    Adapted,
     Keeping,
 ]
 
