@@ -30,8 +30,15 @@ PAGES = {
 #: Windows, and how wide each is on the sheet.
 SIZES = {(1440, 900): 336, (390, 844): 98, (3840, 2160): 300}
 _SCHEMES = ("light", "dark")
-#: Milliseconds until a page has drawn its pictures.
-_LOADING = 2500
+#: Milliseconds that it takes a page to lay itself out, and at most to fetch and draw its pictures.
+_LAYOUT = 1000
+_LOADING = 60_000
+#: Whether all pictures are drawn that stand in frames of a page, or in frames of these.
+_DRAWN = """() => {
+    const isDrawn = (page) => [...page.querySelectorAll('iframe')].every(({ contentDocument: inner }) =>
+        inner?.querySelector('canvas') || (inner?.querySelector('iframe') && isDrawn(inner)));
+    return isDrawn(document);
+}"""
 _STYLE = """
 body { margin: 16px; width: 1690px; background: #8b95a1; color: #10151c; font: 13px sans-serif }
 section { margin-bottom: 10px } h2 { margin: 0 0 4px; font-size: 14px }
@@ -72,13 +79,15 @@ def _shots(browser: Browser, address: str) -> list[str]:
             page = browser.new_page(viewport={"width": width, "height": height})
             page.emulate_media(color_scheme=scheme)
             page.goto(address)
-            page.wait_for_timeout(_LOADING)
+            page.wait_for_timeout(_LAYOUT)
+            page.wait_for_function(_DRAWN, timeout=_LOADING)
+            page.wait_for_timeout(_LAYOUT)
             found.append(_image(page.screenshot(type="jpeg", quality=70), shown))
             if (width, height) == (1440, 900) and scheme == "dark":
                 # Browsers print in the light scheme, whatever the screen has.
                 page.emulate_media(media="print", color_scheme="light")
                 page.set_viewport_size({"width": 760, "height": 1075})
-                page.wait_for_timeout(_LOADING // 2)
+                page.wait_for_timeout(_LAYOUT)
                 found.append(_image(page.screenshot(type="jpeg", quality=70), 150))
             page.close()
     return found

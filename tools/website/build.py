@@ -43,6 +43,7 @@ def build_site() -> None:
         packages / "iframe-worker" / "shim" / "index.js", assets / "iframe-worker.js"
     )
     generate()
+    mend_tables(SITE)
     write_playground(packages, BUILD / "wheels", SITE / "playground")
 
 
@@ -76,6 +77,16 @@ def generate() -> None:
     (BUILD / "zensical.toml").write_text(configuration(), "utf-8")
     command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict"]
     subprocess.run(command, cwd=BUILD, check=True)
+
+
+def mend_tables(site: Path) -> None:
+    """Turn the empty heads of tables into plain cells: a screen reader announces a head that has no
+    text as the nameless title of its column.
+    """
+    for page in site.rglob("*.html"):
+        text = page.read_text("utf-8")
+        if "<th></th>" in text:
+            page.write_text(text.replace("<th></th>", "<td></td>"), "utf-8")
 
 
 if __name__ == "__main__":
