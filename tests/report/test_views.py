@@ -1013,9 +1013,10 @@ def test_a_view_that_cannot_be_written(
     assert "error[unwritable]" in capsys.readouterr().err
 
 
-def test_the_page_has_all_pictures() -> None:
-    page = (DOCS / "pictures.md").read_text()
-    assert re.findall(r"\(pictures/(\w+)\.svg\)", page) == [*NAMES]
+def test_the_pages_have_all_pictures() -> None:
+    pages = [(DOCS / name).read_text() for name in ("pictures.md", "generating.md")]
+    shown = re.findall(r"\(pictures/(\w+)\.svg\)", "\n".join(pages))
+    assert shown == [*NAMES]
     drawn = {path.stem for path in (DOCS / "pictures").glob("*.svg")} - {"logo"}
     assert sorted(drawn) == sorted(NAMES)
 
