@@ -9,6 +9,7 @@ backwards of this one: a gradient that a forward adds by itself would count for 
 """
 
 from collections.abc import Iterator
+from operator import attrgetter
 
 from torch import Tensor, nn
 
@@ -21,6 +22,8 @@ from schedlang.runtime.torch_private.leaf_hooks import has_hooks_after
 from schedlang.runtime.torch_private.tensors import changes_of
 from schedlang.runtime.torch_private.wrappers import is_sharded
 from schedlang.runtime.values import are_same, sample
+
+_is_trained = attrgetter("requires_grad")
 
 
 class SameWeights(Part):
@@ -77,16 +80,16 @@ class FrozenUnderWay(Part):
 
     def __init__(self, stage: int, module: nn.Module) -> None:
         self._stage = stage
-        self._weights = dict(module.named_parameters())
-        #: By microbatch, the weights that required a gradient after its forward.
-        self._trained: dict[int, list[str]] = {}
+        named = dict(module.named_parameters())
+        self._names = [*named]
+        self._weights = [*named.values()]
+        #: By microbatch, for each weight, whether it required a gradient after the forward.
+        self._trained: dict[int, list[bool]] = {}
 
     def after_forward(self, run: Forward) -> None:
-        """Keep the names of the weights that require a gradient."""
+        """Keep which weights require a gradient."""
         if run.has_graph:
-            self._trained[run.microbatch] = [
-                name for name, weight in self._weights.items() if weight.requires_grad
-            ]
+            self._trained[run.microbatch] = [*map(_is_trained, self._weights)]
 
     def before_backward(self, run: Backward) -> None:
         """PipelineError if one of these is frozen by now."""
@@ -97,8 +100,13 @@ class FrozenUnderWay(Part):
         self._check(microbatch)
 
     def _check(self, microbatch: int) -> None:
-        for name in self._trained[microbatch]:
-            if not self._weights[name].requires_grad:
+        before = self._trained[microbatch]
+        now = [*map(_is_trained, self._weights)]
+        # Twice for each microbatch, so it is to be quick.
+        if now == before:
+            return
+        for name, was_trained, is_trained in zip(self._names, before, now, strict=True):
+            if was_trained and not is_trained:
                 raise PipelineError(
                     f"the weight `{name}` of stage {self._stage} was frozen between the forward "
                     f"and the backward of microbatch {microbatch}, by another forward or by a "
