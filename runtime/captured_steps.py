@@ -79,8 +79,10 @@ class CapturedSteps:
         if self._own is None:
             self._own = _copy_of(batch)
         else:
-            for own, given in zip(_tensors_of(self._own), tensors, strict=True):
-                own.copy_(given, non_blocking=True)
+            # An input may require a gradient, as reentrant checkpoints ask for.
+            with torch.no_grad():
+                for own, given in zip(_tensors_of(self._own), tensors, strict=True):
+                    own.copy_(given, non_blocking=True)
         return self._own
 
     def walk(
