@@ -230,17 +230,18 @@ def refused(what: str) -> None:
     ours.clip_grad_norm_(1.0)
 
 
+# All ranks have the same mistake, and any of them may be the first to tell it.
 @pytest.mark.parametrize(
     ("what", "told"),
     [
         (
             "replicas",
-            r"stage 0 is sharded, and the pipeline has replicas along another dimension of the "
+            r"stage \d is sharded, and the pipeline has replicas along another dimension of the "
             r'mesh: leave both to FSDP, `fully_shard\(stage, mesh=mesh\["dp_replicate", ',
         ),
         (
             "in part",
-            r"stage 0 has weights that FSDP has not sharded \(`2.weight`\), so each replica has",
+            r"stage \d has weights that FSDP has not sharded \(`2.weight`\), so each replica has",
         ),
     ],
 )
