@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -27,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from tests.gpu import against_torch, loops, one_rank, several_ranks, verdicts
-from tests.gpu.checks import CHECKS, Check, device, on_gpu, rank, wait_for_device
+from tests.gpu.checks import CHECKS, Check, device, on_gpu, wait_for_device
 
 #: NCCL takes processes with other names of hosts for those of several machines, which may not share
 #: a GPU otherwise (before its version 2.30); their messages go over sockets.
@@ -117,13 +116,13 @@ class _Runner:
         limit = min(start + check.seconds, self._end)
         if limit - start < _LEAST:
             return check, {"verdict": "no time left"}
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        # The processes meet at a store of this one, as under torchrun: a free port that a rank opens
+        # later may be taken by then.
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         ranks = range(check.ranks)
         files = [self._folder / f"{check.name}.{rank}" for rank in ranks]
         processes = [
-            _start(check, rank, port, self._device, files[rank]) for rank in ranks
+            _start(check, rank, store.port, self._device, files[rank]) for rank in ranks
         ]
         codes = _wait(processes, limit)
         seconds = time.monotonic() - start
@@ -156,6 +155,8 @@ def _start(
         "WORLD_SIZE": str(check.ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
         "CHECK_DEVICE": "cuda:0" if device == "cuda" else "cpu",
         "NCCL_HOSTID": f"host{rank}",
         **_NCCL,
@@ -194,13 +195,11 @@ def _be_rank(check: Check, file: Path) -> None:
 
 def _leave_together() -> None:
     """Wait until all ranks of a check have done their work: where one ends amid the work of others,
-    CUDA MPS ends all that share the GPU. Rank 0 goes last, with the store.
+    CUDA MPS ends all that share the GPU.
     """
     wait_for_device()
     if dist.is_initialized():
         dist.all_reduce(torch.zeros(1))
-    if rank() == 0:
-        time.sleep(1)
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], limit: float) -> list[int | None]:
