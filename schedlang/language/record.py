@@ -23,6 +23,9 @@ from schedlang.schedule.layout import Layout
 from schedlang.schedule.naming import Names
 from schedlang.schedule.schedule import Stream
 
+#: Columns of a plan have 32 bits. A stream has no last microbatch, but none from here on.
+_TOO_LARGE = 2**31
+
 # How columns are completed, one after the other; `.` is None:
 #
 #     the program    F(next)     F(next)     B(next)     B(next)
@@ -288,6 +291,10 @@ class Order:
         units = {stage: self.layout.units(stage) for stage in self.held}
         for index, location in enumerate(self.locations):
             microbatch = microbatches[index]
+            if location in streamed and microbatch >= _TOO_LARGE:
+                message = f"`{self.word(index)}` of microbatch {microbatch:,}: a plan has fewer than 2^31"
+                self.end_before(index, Fault("too-large", message, location))
+                return
             too_many = (
                 microbatch >= units[self.stages[index]] and location not in streamed
             )

@@ -144,6 +144,10 @@ def test_every_round_of_a_loop_has_batches_of_its_own() -> None:
         ("F(9) for m in 0 .. 2 { F(m + m / (1 - m)) }", "no-such-microbatch"),
         ("repeat 3 { F(next) } F(next) W", "nothing-next"),
         ("for m in 0 .. 1 { W(next) } F(9)", "nothing-next"),
+        (
+            "warmup { F(2147483648) } steady { for m in 0 .. 2 { F(m + 1) B(m) } U }",
+            "too-large",
+        ),
     ],
 )
 def test_the_first_mistake_of_a_rank_is_told(body: str, code: str) -> None:

@@ -157,6 +157,7 @@ MAKERS: Mapping[str, Callable[[], Column]] = {
 
 #: Schedules that recompute forwards: all of the gallery, and of every kind of what stages hand on.
 RECOMPUTING: Mapping[str, Callable[[], Column]] = {
+    "infinipipe": partial(gallery, "infinipipe", ranks=3, microbatches=4),
     "mario": partial(gallery, "mario", ranks=3, microbatches=4),
     "chunks_recompute": partial(own, CHUNKS_RECOMPUTE),
     "skips_recompute": partial(own, SKIPS_RECOMPUTE),
