@@ -83,7 +83,9 @@ def test_some_features_under_some_schedules(run_ranks: Run, tmp_path: Path) -> N
     assert {cell for cell in cells if verdicts[cell].kind == REFUSED} == REFUSALS
 
 
-@pytest.mark.parametrize("column", ["1f1b", "zb_v", "pipedream_2bw"])
+@pytest.mark.parametrize(
+    "column", ["1f1b", "zb_v", "pipedream_2bw", "weipipe ranks=2 microbatches=4"]
+)
 def test_scripts_train_as_alone(run_ranks: Run, tmp_path: Path, column: str) -> None:
     scripts = [name for name in FEATURES if FEATURES[name].family == "scripts"]
     verdicts = outcomes(run_ranks, tmp_path, [(name, column) for name in scripts])

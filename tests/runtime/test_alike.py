@@ -305,6 +305,12 @@ CASES: dict[str, Case] = {
     "a counter that begins late": Case(
         everywhere(changed_later, number=lambda: torch.ones(())), (WHOLE, SPLIT)
     ),
+    "a counter of the first stage": Case(
+        only(0, changed_later, number=lambda: torch.ones(()))
+    ),
+    "a counter of the last stage": Case(
+        only(1, changed_later, number=lambda: torch.ones(()))
+    ),
     "a detach now and then": Case(only(1, detached_now_and_then), ONE),
     "a gradient inside": Case(everywhere(penalized), ONE),
     "frozen at first": Case(frozen_stages(0)),
@@ -346,7 +352,9 @@ REFUSED: list[tuple[str, str, str]] = [
         "whether gradients are enabled",
     ),
     ("a counter that begins late", TWO_PIPELINES, "has replicas of it"),
-    ("a counter that begins late", RECOMPUTED, "which its first one did not"),
+    # Its second forward is that of another microbatch, or the repetition of its first one.
+    ("a counter of the first stage", RECOMPUTED, "which its first one did not"),
+    ("a counter of the last stage", RECOMPUTED, "returns something else when its"),
 ]
 
 

@@ -148,7 +148,7 @@ def merged_for_evaluations(stages: int) -> Model:
     def merge(side: Side, step: int) -> None:
         inner = [
             part
-            for module in side.modules
+            for module in side.stages.values()
             for part in module.modules()
             if hasattr(part, "is_merged")
         ]
@@ -538,7 +538,7 @@ def dropout_that_grows(stages: int) -> Model:
         return self.part(x) * self.factor
 
     def grow(side: Side, step: int) -> None:
-        for module in side.modules:
+        for module in side.stages.values():
             for part in module.modules():
                 if hasattr(part, "factor"):
                     part.factor = 1.0 + 0.1 * step
@@ -559,7 +559,7 @@ def statistics_that_stop(stages: int) -> Model:
         return nn.Sequential(linear(), norm)
 
     def stop(side: Side, step: int) -> None:
-        for module in side.modules:
+        for module in side.stages.values():
             for part in module.modules():
                 if isinstance(part, nn.BatchNorm1d):
                     part.eval()
