@@ -179,10 +179,10 @@ class Pipeline:
     docs/training.md#post-validation).
 
     If the plan recomputes forwards (`R`), `verify` says when the outputs of both runs are compared:
-    "first" in the first step, "always", or "never". With `audit`, the first step also runs every
-    stage alone and compares the gradients (docs/models.md), which takes twice as long. No wait for
-    a rank that does nothing is longer than `timeout` seconds; a rank may compute, or compile, for
-    as long as it takes.
+    in "some" steps (the first four, then the 8th, the 16th and so on), "always", or "never". With
+    `audit`, the first step also runs every stage alone and compares the gradients (docs/models.md),
+    which takes twice as long. No wait for a rank that does nothing is longer than `timeout`
+    seconds; a rank may compute, or compile, for as long as it takes.
 
     With `cuda_graphs`, steps on a GPU that are alike are captured as a CUDA graph, which the host
     launches by one call (docs/training.md#cuda-graphs); on a CPU it changes nothing.
@@ -215,7 +215,7 @@ class Pipeline:
         loss_scale: float | GradScaler | None = None,
         max_gathered: int | None = None,
         max_norm: float | None = None,
-        verify: Verify = "first",
+        verify: Verify = "some",
         audit: bool = False,
         batch_dim: int | tuple[int, int] = 0,
         slice_lengths: SliceLengths | None = None,

@@ -19,9 +19,12 @@ LossFn = Callable[[Value, Value], Tensor | Mapping[str, Any]]
 #: The names by stage of each tied weight.
 Tied = Sequence[Mapping[int, str]]
 
-#: When the outputs of two runs of a forward are compared: in the first step, and for new shapes of
-#: inputs; always; or never.
-Verify = Literal["first", "always", "never"]
+#: When the outputs of two runs of a forward are compared: in some steps (`is_watched`), always, or
+#: never.
+Verify = Literal["some", "always", "never"]
+
+#: The first steps, all of which are watched.
+_FIRST = 4
 
 #: The lengths of the slices of a sequence, or a function that returns them for the length of the
 #: sequence.
@@ -84,3 +87,11 @@ class Setup:
         if isinstance(self.loss_fn, Mapping):
             return self.loss_fn.get(model)
         return self.loss_fn
+
+
+def is_watched(step: int) -> bool:
+    """Whether a step is one of those in which stages are watched for what they must not do; steps
+    count from 1. What begins late is found late, and the checks take no time in the long run.
+    """
+    is_power_of_two = step & (step - 1) == 0
+    return step <= _FIRST or is_power_of_two

@@ -54,6 +54,13 @@ def copies_of(tensors: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
     }
 
 
+def is_part(tensor: Tensor) -> bool:
+    """Whether a tensor's memory is a part of a larger one, as if a script has laid out gradients in
+    one flat tensor.
+    """
+    return _is_plain(tensor) and tensor.untyped_storage().nbytes() > tensor.nbytes
+
+
 def _at_same_place(tensor: Tensor, memory: Tensor, begin: int) -> Tensor:
     """A tensor in other memory, as far behind its begin as the given tensor is behind `begin`."""
     offset = (tensor.data_ptr() - begin) // tensor.element_size()

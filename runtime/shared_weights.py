@@ -8,6 +8,7 @@ All copies must be equal at first, also those in replicas of the whole pipeline;
 import json
 from collections.abc import Container, Iterable, Mapping, Sequence
 
+import torch
 from attrs import frozen
 from torch import Tensor, nn
 
@@ -19,6 +20,7 @@ from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.processes import Processes
 from schedlang.runtime.setup import Tied
 from schedlang.runtime.torch_private.leaf_hooks import has_hooks_after
+from schedlang.runtime.torch_private.tensors import local_part
 from schedlang.runtime.watchdog import Watchdog
 
 
@@ -218,3 +220,15 @@ def add_gradient(earlier: Tensor | None, gradient: Tensor) -> Tensor:
     if earlier is None:
         return gradient
     return earlier + gradient if earlier.is_sparse else earlier.add_(gradient)
+
+
+def put_gradient(weight: Tensor, total: Tensor) -> None:
+    """Set the gradient of a weight to a sum, in the memory of the gradient that is there, of which
+    a script may have views; a sparse gradient stays sparse.
+    """
+    if weight.grad is None:
+        weight.grad = torch.zeros_like(weight)
+    if weight.grad.is_sparse:
+        weight.grad = total.to_sparse(weight.grad.sparse_dim())
+    else:
+        local_part(weight.grad).copy_(total)

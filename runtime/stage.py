@@ -234,6 +234,7 @@ class Stage:
     def begin_step(self) -> None:
         """A training step begins."""
         self._scale = self._scale_now(self.plan.microbatches)
+        self._substitution.forget()
         for call in self._before_step:
             call()
 

@@ -250,9 +250,14 @@ class _State:
 
     def __init__(self, modules: Mapping[int, nn.Module]) -> None:
         self._gradients = [
-            (weight, None if weight.grad is None else weight.grad.clone())
+            (weight, weight.grad)
             for module in modules.values()
             for weight in module.parameters()
+        ]
+        self._values = [
+            (gradient, gradient.clone())
+            for _, gradient in self._gradients
+            if gradient is not None
         ]
         self._buffers = [
             (module, {name: each.clone() for name, each in module.named_buffers()})
@@ -264,6 +269,9 @@ class _State:
         for weight, gradient in self._gradients:
             weight.grad = gradient
         with torch.no_grad():
+            # In the memory in which they were, of which a script may have views.
+            for gradient, values in self._values:
+                gradient.copy_(values)
             for module, before in self._buffers:
                 for name, buffer in module.named_buffers():
                     buffer.copy_(before[name])

@@ -17,7 +17,7 @@ from schedlang.runtime.torch_private.pytrees import (
     tree_flatten,
     tree_unflatten,
 )
-from schedlang.runtime.torch_private.tensors import bytes_of
+from schedlang.runtime.torch_private.tensors import bytes_of, local_part
 
 #: A tensor, or tensors in containers.
 Value = Any
@@ -205,8 +205,7 @@ def sample(tensor: Tensor) -> Tensor:
     shard.
     """
     # To compare a DTensor would gather it.
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    flat = local.detach().flatten()
+    flat = local_part(tensor).detach().flatten()
     return flat[:: len(flat) // _SAMPLE + 1]
 
 

@@ -22,6 +22,7 @@ from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Forward, Part, parts_by_stage
 from schedlang.runtime.processes import Replicas, counting_together
 from schedlang.runtime.results import Results
+from schedlang.runtime.shared_memory import is_part
 from schedlang.runtime.stage import Stage
 from schedlang.runtime.torch_private.pytrees import tree_flatten, tree_unflatten
 from schedlang.runtime.values import has_gradient, look_of
@@ -194,7 +195,11 @@ class BadBatches(Part):
         self.skipped = True
         self._results.begin()
         for stage in self._stages.values():
-            stage.module.zero_grad(set_to_none=True)
+            for weight in stage.module.parameters():
+                if weight.grad is not None and is_part(weight.grad):
+                    weight.grad.zero_()
+                else:
+                    weight.grad = None
 
     def _wants(self) -> bool:
         for each in self._caught:

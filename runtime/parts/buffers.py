@@ -57,21 +57,15 @@ class Buffers(Part):
         self._stage = stage
         self._recomputed = recomputed
         self._replicas = replicas
+        self._module = module
         #: By name, the module and the attribute of each buffer: a forward may replace the tensor.
-        self._places = {
-            f"{prefix}.{name}" if prefix else name: (owner, name)
-            for prefix, owner in module.named_modules()
-            for name, _ in owner.named_buffers(recurse=False)
-        }
+        self._places: dict[str, tuple[nn.Module, str]] = {}
         #: Running averages, on which no output depends in training. Each replica averages over its
         #: own microbatches, as in data parallel training.
-        self._averages = {
-            name
-            for name, (owner, _) in self._places.items()
-            if isinstance(owner, _AVERAGING)
-        }
-        #: The buffers that the first forward has changed; None before it.
+        self._averages: set[str] = set()
+        #: The buffers that the first forward with these has changed; None before it.
         self._changing: set[str] | None = None
+        self.begin_step()
         #: Right before a forward: each buffer, and its count of changes in place.
         self._before: _Counted = {}
         #: The same right before a backward; and from R to its backward, by microbatch, of the
@@ -82,6 +76,24 @@ class Buffers(Part):
         #: each microbatch to recompute, the copies from before its first forward.
         self._copies: dict[str, Tensor] = {}
         self._found: dict[int, Mapping[str, Tensor]] = {}
+
+    def begin_step(self) -> None:
+        """Look up the buffers: a script may have put in some since the last step, or a layer with
+        others.
+        """
+        places = {
+            f"{prefix}.{name}" if prefix else name: (owner, name)
+            for prefix, owner in self._module.named_modules()
+            for name, _ in owner.named_buffers(recurse=False)
+        }
+        if places != self._places:
+            self._places = places
+            self._averages = {
+                name
+                for name, (owner, _) in places.items()
+                if isinstance(owner, _AVERAGING)
+            }
+            self._changing = None
 
     def before_forward(self, run: Forward) -> None:
         """Copy the buffers before a first run, or substitute these copies in the second run."""
@@ -182,6 +194,8 @@ class Buffers(Part):
 
         A tensor with a graph never does.
         """
+        if not self._places:
+            return returned
         values, tree = tree_flatten(returned)
         if all(
             not isinstance(value, Tensor) or value.requires_grad for value in values
@@ -204,13 +218,12 @@ def _address(tensor: Tensor) -> int:
 
 
 def of_stages(site: Site) -> Iterator[tuple[int, Buffers]]:
-    """Make the part for stages with buffers."""
+    """Make the part for every stage: buffers may be put in later."""
     for stage, module in site.modules.items():
-        if any(True for _ in module.buffers()):
-            others = [
-                other
-                for other in site.plan.layout.replicas(stage)
-                if site.modules.get(other) is not module
-            ]
-            recomputed = site.microbatches_with(REPEATS, stage)
-            yield stage, Buffers(stage, module, recomputed, others)
+        others = [
+            other
+            for other in site.plan.layout.replicas(stage)
+            if site.modules.get(other) is not module
+        ]
+        recomputed = site.microbatches_with(REPEATS, stage)
+        yield stage, Buffers(stage, module, recomputed, others)

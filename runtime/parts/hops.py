@@ -29,8 +29,14 @@ from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import ExtraCall, Part, When, methods_of
 from schedlang.runtime.processes import group_apart
 from schedlang.runtime.shared_memory import sharing
+from schedlang.runtime.shared_weights import put_gradient
+from schedlang.runtime.updates_elsewhere import UpdatesElsewhere
 from schedlang.runtime.wire import InFlight, Wire
 from schedlang.schedule.kinds import OF_HOPS
+
+#: After so many updates that leave a stage's weights as they were, there is a warning. The first
+#: one may be of a warm-up that begins with a learning rate of 0.
+_PATIENCE = 2
 
 
 class Hops(Part):
@@ -82,6 +88,12 @@ class Hops(Part):
         """PipelineError if the weights no longer lie in their flat tensors."""
         for stage in self._stages.values():
             stage.check()
+            stage.begin()
+
+    def end_step(self) -> None:
+        """Keep values of the weights, which the script is about to update."""
+        for stage in self._stages.values():
+            stage.updates.before_update()
 
     def calls(self, plan: Plan, rank: int) -> Iterator[ExtraCall]:
         """Wait for weights before their first use, and end the step of each stage."""
@@ -161,6 +173,13 @@ class TravellingStage:
         self._frozen = [
             weight for weight in module.parameters() if not weight.requires_grad
         ]
+        #: Away from home there are no gradients, and so no updates.
+        self.updates = UpdatesElsewhere(
+            name,
+            dict(module.named_parameters()),
+            "the plan sends them from rank to rank",
+            _PATIENCE,
+        )
         self._arriving: InFlight = []
         self._sent: InFlight = []
         #: Gradients that have not been passed on, in the order in which they were received.
@@ -187,6 +206,10 @@ class TravellingStage:
                 f"a weight of stage {self._name} was thawed, and its gradients would not travel: "
                 "thaw weights before the pipeline is built, or build a new one then"
             )
+        self._check_place()
+
+    def _check_place(self) -> None:
+        """PipelineError if a weight has been moved to other memory."""
         if not all(
             weights.are_in_place(self._elsewhere is None) for weights in self._weights
         ):
@@ -195,6 +218,20 @@ class TravellingStage:
                 "which they do: change them in place, and move or convert modules before the "
                 "pipeline is built"
             )
+
+    def begin(self) -> None:
+        """The begin of a step. At home, warn if updates have left the weights as they were, and
+        keep the gradients of earlier steps; elsewhere there are none.
+        """
+        if self._elsewhere is not None:
+            for gradients in self._gradients:
+                gradients.drop()
+            return
+        # A script drops the gradients after an update.
+        if self.updates.gradients_are_gone():
+            self.updates.after_update()
+        for gradients in self._gradients:
+            gradients.begin()
 
     def receive_weights(self) -> None:
         """Begin to receive the weights."""
@@ -209,8 +246,12 @@ class TravellingStage:
             self._arriving = []
 
     def send_weights(self) -> None:
-        """Begin to send the weights to the next replica, once they have arrived."""
+        """Begin to send the weights to the next replica, once they have arrived. PipelineError if
+        those at home are in other memory, as after a swap with averages for an evaluation.
+        """
         self.arrive()
+        if self._elsewhere is None:
+            self._check_place()
         self._sent += self._ring.send([weights.flat for weights in self._weights])
 
     def reshard(self) -> None:
@@ -312,11 +353,17 @@ class FlatGradients:
         # The weights are empty while they are elsewhere, so their shapes are kept.
         self._shapes = [weight.shape for weight in parameters]
         self._sizes = [*(shape.numel() for shape in self._shapes), len(parameters)]
+        #: As a step begins, the gradients of earlier ones.
+        self._earlier: list[Tensor | None] = [None] * len(parameters)
 
     @property
     def are_there(self) -> bool:
         """Whether any weight has a gradient."""
         return any(weight.grad is not None for weight in self._parameters)
+
+    def begin(self) -> None:
+        """Keep the gradients of earlier steps, whose memory the script may have views of."""
+        self._earlier = [weight.grad for weight in self._parameters]
 
     def buffer(self) -> Tensor:
         """A buffer to receive into."""
@@ -338,13 +385,26 @@ class FlatGradients:
         return piece
 
     def put(self, total: Tensor) -> None:
-        """Set the gradients of the weights from a flat tensor."""
+        """Set the gradients of the weights from a flat tensor, in the memory of earlier ones."""
         *parts, counts = total.split_with_sizes(self._sizes)
         gradients = zip(
-            self._parameters, parts, self._shapes, counts.tolist(), strict=True
+            self._parameters,
+            self._earlier,
+            parts,
+            self._shapes,
+            counts.tolist(),
+            strict=True,
         )
-        for weight, part, shape, count in gradients:
-            weight.grad = part.view(shape) if count else None
+        for weight, earlier, part, shape, count in gradients:
+            weight.grad = earlier
+            # A weight that is frozen by now has no gradient of this step.
+            if not weight.requires_grad:
+                continue
+            if earlier is not None:
+                put_gradient(weight, part.view(shape))
+            elif count:
+                weight.grad = part.view(shape)
+        self._earlier = []
 
     def drop(self) -> None:
         """Drop the gradients."""

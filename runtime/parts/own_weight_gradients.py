@@ -26,6 +26,7 @@ from torch import nn
 from schedlang.runtime.door import Site
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Backward, Part
+from schedlang.runtime.shared_weights import add_gradient
 from schedlang.schedule.kinds import Kind
 
 #: Is called after the backward of a microbatch; returns what computes its weight gradients.
@@ -86,8 +87,10 @@ class Layers:
         for layer in self._layers:
             layer.backward_dw()
         for weight, before in zip(weights, earlier, strict=True):
-            if before is not None:
-                weight.grad = before if weight.grad is None else before + weight.grad
+            if weight.grad is None:
+                weight.grad = before
+            else:
+                weight.grad = add_gradient(before, weight.grad)
 
 
 def layers_of(module: nn.Module) -> list[nn.Module]:

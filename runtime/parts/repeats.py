@@ -21,7 +21,7 @@ from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Forward, Part, Wants
 from schedlang.runtime.parts.without_graph import WithoutGraph
 from schedlang.runtime.random_state import State, random_state, set_random_state
-from schedlang.runtime.setup import Verify
+from schedlang.runtime.setup import Verify, is_watched
 from schedlang.runtime.stage import Stage
 from schedlang.runtime.torch_private.pytrees import tree_flatten
 from schedlang.runtime.torch_private.tensors import changes_of
@@ -138,8 +138,8 @@ class Recomputed(WithoutGraph):
 
 
 class Repeats(Part):
-    """Compares the two runs of `recomputed` forwards of one stage: in the first step, always or
-    never, as `verify` says.
+    """Compares the two runs of `recomputed` forwards of one stage: in some steps, always or never,
+    as `verify` says.
     """
 
     def __init__(
@@ -200,7 +200,8 @@ class Repeats(Part):
                     "(`x = x.clone()`, `inplace=False`), or do not recompute it"
                 )
             if self._verify == "always" or (
-                self._verify == "first" and not (self._steps > 1 and self._has_compared)
+                self._verify == "some"
+                and (is_watched(self._steps) or not self._has_compared)
             ):
                 self._has_compared = self._has_compared or run.known is not None
                 self._samples[run.microbatch] = _samples(run)

@@ -28,8 +28,10 @@ from schedlang.runtime.shared_weights import (
     add_gradient,
     gradient_of,
     ids_of_tied,
+    put_gradient,
 )
 from schedlang.runtime.stage import Stage
+from schedlang.runtime.torch_private.tensors import local_part
 from schedlang.runtime.values import on_device
 from schedlang.runtime.wire import InFlight, Wire
 from schedlang.schedule.kinds import MAKERS, STEPS, Kind, kinds_of
@@ -82,12 +84,12 @@ class ReplicaSum:
             return
         self._wire.end_sum(self._in_flight, self._replicas)
         for copy in self._weights:
-            sizes = [_local(weight).numel() for weight in copy]
+            sizes = [local_part(weight).numel() for weight in copy]
             *parts, counts = self._total.split_with_sizes([*sizes, len(sizes)])
             have = _have_gradients([(weight,) for weight in copy], counts)
             for weight, part, has_gradient in zip(copy, parts, have, strict=True):
                 if has_gradient:
-                    _put(weight, part.view(_local(weight).shape))
+                    put_gradient(weight, part.view(local_part(weight).shape))
         self._weights = []
         self._total = None
         self._in_flight = []
@@ -230,7 +232,7 @@ class SharedSums(Part):
             have = _have_gradients(weights, counts)
             for copies, total, has_gradient in zip(weights, totals, have, strict=True):
                 for weight in copies if has_gradient else ():
-                    _put(weight, total)
+                    put_gradient(weight, total)
 
 
 def _trained(weights: Iterable[nn.Parameter]) -> list[nn.Parameter]:
@@ -269,22 +271,8 @@ def _gradient(weight: Tensor) -> Tensor:
     """
     gradient = gradient_of(weight)
     if gradient is None:
-        return torch.zeros_like(_local(weight))
-    return gradient.to_dense() if gradient.is_sparse else _local(gradient)
-
-
-def _put(weight: Tensor, total: Tensor) -> None:
-    """Set the gradient of a weight to a sum; a sparse gradient stays sparse."""
-    if weight.grad is None:
-        weight.grad = torch.zeros_like(weight)
-    if weight.grad.is_sparse:
-        weight.grad = total.to_sparse(weight.grad.sparse_dim())
-    else:
-        _local(weight.grad).copy_(total)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        return torch.zeros_like(local_part(weight))
+    return gradient.to_dense() if gradient.is_sparse else local_part(gradient)
 
 
 def _total(tensors: Iterable[Tensor]) -> Tensor:

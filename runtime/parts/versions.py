@@ -15,7 +15,6 @@ between forward and backward anyway, such as one by a fused optimizer. If no ver
 forwards share one set of leaves in the memory of the parameters: a backward reads the newest ones.
 """
 
-import warnings
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -34,6 +33,7 @@ from schedlang.runtime.shared_weights import add_gradient
 from schedlang.runtime.torch_private.engine import run_backward
 from schedlang.runtime.torch_private.leaf_hooks import has_hooks
 from schedlang.runtime.torch_private.tensors import changes_of
+from schedlang.runtime.updates_elsewhere import UpdatesElsewhere
 from schedlang.schedule.kinds import STEPS, Kind
 
 
@@ -154,11 +154,9 @@ class WeightVersions(LateWeights):
         #: Whether some trained weights have shared memory so far.
         self._share_memory = bool(sharing(self._parameters))
         self._optimizer: Optimizer | None = None
-        #: Whether an update has changed the weights.
-        self._has_moved = False
-        #: Before an update, for each weight with a gradient that is not zero: the place of the
-        #: largest one, and the weight's value there.
-        self._largest: dict[str, tuple[int, Tensor]] = {}
+        self._elsewhere = UpdatesElsewhere(
+            str(stage), self._parameters, self._what_happens
+        )
 
     def bind(self, stage: Any) -> None:
         """Keep the optimizer of the stage."""
@@ -175,15 +173,16 @@ class WeightVersions(LateWeights):
         self._share_memory = self._share_memory or bool(sharing(self._parameters))
 
     def before_update(self) -> None:
-        """Until an update has changed the weights, keep what it must change."""
+        """Keep values that the update must change."""
         super().before_update()
-        self._largest = {} if self._has_moved else self._find_largest()
+        self._elsewhere.before_update()
 
     def after_update(self) -> None:
         """Add a new version. Warn if an optimizer changes other memory than that of the weights."""
         super().after_update()
-        if not self._has_moved:
-            self._check_optimizer()
+        groups = [] if self._optimizer is None else self._optimizer.param_groups
+        if all(group.get("lr", 1) != 0 for group in groups):
+            self._elsewhere.after_update()
         self._updates += 1
         self._versions[self._updates] = self._newest()
 
@@ -242,33 +241,6 @@ class WeightVersions(LateWeights):
             }
         for name, copy in copies.items():
             self._parameters[name].data = copy
-
-    def _find_largest(self) -> dict[str, tuple[int, Tensor]]:
-        found = {}
-        for name, weight in self._parameters.items():
-            gradient = None if weight.grad is None else _values(weight.grad).abs()
-            if gradient is not None and gradient.any():
-                place = int(gradient.argmax())
-                found[name] = place, _values(weight).flatten()[place].clone()
-        return found
-
-    def _check_optimizer(self) -> None:
-        self._has_moved = any(
-            bool(_values(self._parameters[name]).flatten()[place] != before)
-            for name, (place, before) in self._largest.items()
-        )
-        groups = [] if self._optimizer is None else self._optimizer.param_groups
-        has_rates = all(group.get("lr", 1) != 0 for group in groups)
-        if self._largest and has_rates and not self._has_moved:
-            # Once is enough.
-            self._has_moved = True
-            warnings.warn(
-                f"an update with gradients has left the weights of stage {self._stage} as they "
-                f"were, and {self._what_happens}, so that weights move to other memory: if the "
-                "optimizer changes memory of its own, such as one flat tensor with the weights as "
-                "views, let it change the weights themselves",
-                stacklevel=2,
-            )
 
     def _check_memory(self) -> None:
         """PipelineError if something that is not trained shares memory with a trained weight, which
@@ -399,12 +371,6 @@ def _memory_for(weight: Tensor, free: Tensor | None) -> Tensor:
 
 def _kind_of(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
     return tensor.shape, tensor.dtype, tensor.device
-
-
-def _values(tensor: Tensor) -> Tensor:
-    """All values of a tensor that may be sparse; of a sharded tensor, those of this process."""
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local if local.layout == torch.strided else local.to_dense()
 
 
 def _add_to(parameter: nn.Parameter, leaf: Tensor) -> None:

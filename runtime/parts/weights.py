@@ -18,6 +18,7 @@ from schedlang.runtime.checks import check_frozen_weights
 from schedlang.runtime.door import Site
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Backward, Forward, Part
+from schedlang.runtime.setup import is_watched
 from schedlang.runtime.torch_private.leaf_hooks import has_hooks_after
 from schedlang.runtime.torch_private.tensors import changes_of
 from schedlang.runtime.torch_private.wrappers import is_sharded
@@ -115,18 +116,18 @@ class FrozenUnderWay(Part):
 
 
 class Weights(Part):
-    """Checks the weights of one stage. The first forward must not change them through `.data`.
-    Unless the plan updates them (`is_updated`), no hook may change them within a step; if it does,
-    no forward may add to their gradients.
+    """Checks the weights of one stage. No forward may change them through `.data`; steps that are
+    watched show it. Unless the plan updates them (`is_updated`), no hook may change them within a
+    step; if it does, no forward may add to their gradients.
     """
 
     def __init__(self, stage: int, module: nn.Module, is_updated: bool) -> None:
         self._stage = stage
         self._module = module
         self._is_updated = is_updated
-        self._is_first = True
-        #: Before the first forward, by name: each weight, its count of changes in place, and a
-        #: sample of its values.
+        self._steps = 0
+        #: Before a forward that is watched, by name: each weight, its count of changes in place,
+        #: and a sample of its values.
         self._before: dict[str, tuple[Tensor, int, Tensor]] = {}
         #: At the begin of a step, by name: weights with hooks after accumulation, and their counts.
         self._hooked: dict[str, tuple[Tensor, int]] = {}
@@ -135,17 +136,18 @@ class Weights(Part):
         self._gradients: dict[str, tuple[Tensor, Tensor | None, int]] = {}
 
     def begin_step(self) -> None:
-        """Keep the counts of changes of weights with hooks."""
+        """Count the steps; keep the counts of changes of weights with hooks."""
+        self._steps += 1
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Keep the counts again, since the runtime has changed weights."""
         if not self._is_updated:
             self._hooked = {
                 name: (weight, changes_of(weight))
                 for name, weight in self._module.named_parameters()
                 if has_hooks_after(weight)
             }
-
-    def begin_anew(self) -> None:
-        """Keep the counts again, since the runtime has changed weights."""
-        self.begin_step()
 
     def end_step(self) -> None:
         """PipelineError if a hook has changed a weight."""
@@ -158,8 +160,10 @@ class Weights(Part):
                 )
 
     def before_forward(self, run: Forward) -> None:
-        """Keep a sample of each weight's values, and its gradient if the plan updates it."""
-        if run.is_evaluation or not (self._is_first or self._is_updated):
+        """Keep a sample of each weight's values in steps that are watched, and its gradient if the
+        plan updates it.
+        """
+        if run.is_evaluation or not (is_watched(self._steps) or self._is_updated):
             return
         weights = dict(self._module.named_parameters()) | run.substitutes
         # A backward that overlaps with the forward may add to gradients.
@@ -168,7 +172,7 @@ class Weights(Part):
                 name: (weight, weight.grad, _changes_of_gradient(weight))
                 for name, weight in weights.items()
             }
-        if self._is_first:
+        if is_watched(self._steps):
             self._before = {
                 name: (weight, changes_of(weight), sample(weight).clone())
                 for name, weight in weights.items()
@@ -185,9 +189,6 @@ class Weights(Part):
                     "model, or take a schedule with a flush"
                 )
         self._gradients = {}
-        if not self._is_first or run.is_evaluation:
-            return
-        self._is_first = False
         for name, (weight, changes, before) in self._before.items():
             if changes_of(weight) == changes and not are_same(before, sample(weight)):
                 raise PipelineError(

@@ -40,11 +40,16 @@ def _content(tensor: Tensor, /) -> int:
     """A hash of a tensor's bytes; of a sharded tensor, of this process's shard."""
     if tensor.is_meta:
         return 0
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    local = local_part(tensor)
     dense = (
         local.detach() if local.layout == torch.strided else local.detach().to_dense()
     )
     return hash(bytes_of(dense))
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """The part of a sharded tensor that this process has; any other tensor itself."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def bytes_of(tensor: Tensor) -> bytes:

@@ -30,7 +30,9 @@ STEPS = 2
 class Side(Protocol):
     """One of the two trainings that are compared: in a pipeline, or alone in one process."""
 
-    #: The stages that this process has, and their optimizers.
+    #: The stages that this process has, by their numbers; those of them whose weights it has between
+    #: two steps, and the optimizers of these.
+    stages: dict[int, nn.Module]
     modules: list[nn.Module]
     optimizers: list[Optimizer]
     #: What scales the losses, if the model has it.

@@ -24,6 +24,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
+from schedlang.ranks.hops import homes_of
 from schedlang.runtime import Pipeline, added_losses
 from schedlang.runtime.batches import shares
 from schedlang.runtime.values import Value, cut, size_along
@@ -154,7 +155,14 @@ class Training:
             for pipeline, model in zip(layout.pipelines, models, strict=True)
             if pipeline.stop - 1 in numbers
         }
-        self.modules = list(self.stages.values())
+        #: The stages of which weights are compared: of those that travel, the ones at home.
+        homes = homes_of(self.plan, numbers)
+        self.at_home = {
+            number: stage
+            for number, stage in self.stages.items()
+            if homes.get(number, number) == number
+        }
+        self.modules = self.modules_of_script()
         self.spread()
         self.scaler = None if self.model.scaler is None else self.model.scaler()
         self.optimizers = [self.model.optimizer(module) for module in self.modules]
@@ -167,6 +175,10 @@ class Training:
         self.record_end()
         return self.results
 
+    def modules_of_script(self) -> list[nn.Module]:
+        """The stages whose weights the script trains."""
+        return list(self.stages.values())
+
     def spread(self) -> None:
         """Let torch cut the stages, if it is to."""
 
@@ -174,8 +186,8 @@ class Training:
         return self.model.batch(step, self.plan.microbatches)
 
     def set_training(self, is_training: bool) -> None:
-        for module in self.modules:
-            module.train(is_training)
+        for stage in self.stages.values():
+            stage.train(is_training)
 
     def scaled(self) -> list[Optimizer]:
         """The optimizers whose gradients the scaler looks at."""
@@ -203,7 +215,7 @@ class Training:
             self.results[f"{what} of microbatch {microbatch}"] = loss.detach()
 
     def record_gradients(self, step: int) -> None:
-        for number, stage in self.stages.items():
+        for number, stage in self.at_home.items():
             for name, weight in stage.named_parameters():
                 gradient = weight.grad
                 if gradient is not None:
@@ -213,7 +225,7 @@ class Training:
                 )
 
     def record_end(self) -> None:
-        for number, stage in self.stages.items():
+        for number, stage in self.at_home.items():
             for name, value in [*stage.named_parameters(), *stage.named_buffers()]:
                 self.results[f"`{name}` of stage {number} in the end"] = _whole(value)
             for name, module in stage.named_modules():
@@ -313,6 +325,10 @@ class InPipeline(Training):
         # Each rank draws numbers of its own, as processes do; the training alone keeps the state of
         # each rank, and draws from that of the stage's.
         seed_all(100 + rank)
+
+    def modules_of_script(self) -> list[nn.Module]:
+        """Elsewhere than at home there is nothing to train."""
+        return list(self.at_home.values())
 
     def spread(self) -> None:
         if self.mesh is not None and self.model.spread is not None:

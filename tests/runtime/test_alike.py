@@ -3,6 +3,7 @@ backwards train as they do alone, whatever the schedule; where they cannot, they
 """
 
 import copy
+import random
 import re
 import warnings
 from collections.abc import Callable
@@ -247,6 +248,20 @@ def calls(self: Any, x: Tensor) -> Tensor:
     return self.linear(x) * self.calls
 
 
+def noisy_from_the_second_step(self: Any, x: Tensor) -> Tensor:
+    """Recomputed, a stage is called twice for each microbatch."""
+    self.calls = getattr(self, "calls", 0) + 1
+    factor = random.random() if self.calls > 2 * MICROBATCHES else 1.0
+    return self.linear(x) * factor
+
+
+def decayed_from_the_second_call(self: Any, x: Tensor) -> Tensor:
+    self.calls = getattr(self, "calls", 0) + 1
+    if self.calls > 1:
+        self.linear.weight.data.mul_(0.9)
+    return self.linear(x)
+
+
 def penalized(self: Any, x: Tensor) -> Tensor:
     """Differentiates twice: the norm of a gradient is part of the output."""
     with torch.enable_grad():
@@ -305,6 +320,14 @@ CASES: dict[str, Case] = {
     "a counter that begins late": Case(
         everywhere(changed_later, number=lambda: torch.ones(())), (WHOLE, SPLIT)
     ),
+    "a counter of the first stage": Case(
+        only(0, changed_later, number=lambda: torch.ones(()))
+    ),
+    "a counter of the last stage": Case(
+        only(1, changed_later, number=lambda: torch.ones(()))
+    ),
+    "noise from the second step": Case(only(1, noisy_from_the_second_step)),
+    "a decay from the second call": Case(only(0, decayed_from_the_second_call)),
     "a detach now and then": Case(only(1, detached_now_and_then), ONE),
     "a gradient inside": Case(everywhere(penalized), ONE),
     "frozen at first": Case(frozen_stages(0)),
@@ -345,8 +368,12 @@ REFUSED: list[tuple[str, str, str]] = [
         RECOMPUTED,
         "whether gradients are enabled",
     ),
+    ("noise from the second step", RECOMPUTED, "returns something else when its"),
+    ("a decay from the second call", WHOLE, r"changes its weight .* by `\.data`"),
     ("a counter that begins late", TWO_PIPELINES, "has replicas of it"),
-    ("a counter that begins late", RECOMPUTED, "which its first one did not"),
+    # Its second forward is that of another microbatch, or the repetition of its first one.
+    ("a counter of the first stage", RECOMPUTED, "which its first one did not"),
+    ("a counter of the last stage", RECOMPUTED, "returns something else when its"),
 ]
 
 

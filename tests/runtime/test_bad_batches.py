@@ -192,6 +192,43 @@ def test_a_function_of_the_losses_skips_in_all_replicas(run_ranks: Run) -> None:
         assert first == second != third
 
 
+def laid_out() -> list[float]:
+    """The norm of a flat tensor, of which all gradients are views, after steps of which the second one
+    is skipped.
+    """
+    plan = program("1f1b", ranks=2, microbatches=MICROBATCHES)
+    rank = dist.get_rank()
+    stage = replicated(plan)[rank]
+    weights = [*stage.parameters()]
+    sizes = [weight.numel() for weight in weights]
+    flat = torch.zeros(sum(sizes), dtype=torch.float64)
+    for weight, part in zip(weights, flat.split(sizes), strict=True):
+        weight.grad = part.view(weight.shape)
+    ours = Pipeline(
+        plan,
+        {rank: stage},
+        nn.functional.mse_loss,
+        skip_if=lambda losses: not losses.isfinite().all(),
+        timeout=20,
+    )
+    norms = []
+    for step in range(3):
+        inputs, targets = batch(plan, step)
+        if step == 1:
+            targets[5] = torch.inf
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ours.step(inputs, targets)
+        norms.append(float(flat.norm()))
+        flat.zero_()
+    return norms
+
+
+def test_gradients_stay_in_the_memory_of_the_script(run_ranks: Run) -> None:
+    for first, second, third in run_ranks(laid_out, 2).results():
+        assert second == 0 < min(first, third)
+
+
 class Batches:
     """An iterator over some batches, which goes on behind one that cannot be made."""
 

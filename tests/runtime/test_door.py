@@ -17,6 +17,7 @@ from tests.support.paths import PROGRAMS, ROOT
 #: Files of parts that every training needs.
 ALWAYS = {
     "added_losses",
+    "buffers",
     "loss_weights",
     "shared_draws",
     "shared_hooks",

@@ -19,6 +19,7 @@ from torch import nn
 
 from schedlang import Plan
 from schedlang.runtime import Pipeline, PipelineError
+from schedlang.runtime.parts.hops import FlatGradients
 from tests.support.mesh import mesh
 from tests.support.models import batch, program, replicated
 from tests.support.paths import PROGRAMS
@@ -206,6 +207,25 @@ def test_what_is_away_takes_no_memory(run_ranks: Run) -> None:
         # By the middle, weights of all 4 stages have been there.
         assert len(at_once) == 16
         assert min(at_once[8:-1]) == 2
+
+
+def test_gradients_come_home_into_the_memory_of_the_script() -> None:
+    """A script may have laid out gradients in a flat tensor, also of a weight that is frozen since."""
+    weights = [nn.Parameter(torch.ones(3)) for _ in range(3)]
+    flat = torch.zeros(9)
+    for weight, part in zip(weights, flat.split(3), strict=True):
+        weight.grad = part
+    gradients = FlatGradients(weights)
+    gradients.begin()
+    weights[0].grad += 1
+    total = gradients.in_one_piece() + 1
+    # The home may send its own gradients, too.
+    gradients.drop()
+    weights[2].requires_grad_(False)
+    gradients.put(total)
+    assert flat.tolist() == [2, 2, 2, 1, 1, 1, 0, 0, 0]
+    for weight, part in zip(weights, flat.split(3), strict=True):
+        assert weight.grad.data_ptr() == part.data_ptr()
 
 
 def clipped() -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from schedlang import Source, compile
 from schedlang.runtime import Pipeline
+from schedlang.runtime.parts.own_weight_gradients import Layers
 from tests.support.mesh import add_gradients
 from tests.support.models import WIDTH, batch, difference, pipeline, program
 from tests.support.ranks import Run
@@ -120,6 +121,20 @@ def test_layers_that_compute_their_own_weight_gradients(
     name: str, ranks: int, form: str, run_ranks: Run
 ) -> None:
     assert max(run_ranks(partial(trains, name, ranks, form), ranks).results()) < 1e-12
+
+
+def test_gradients_add_up_in_the_memory_of_the_script() -> None:
+    """A script may have laid out gradients in a flat tensor."""
+    layer = Delayed()
+    flat = torch.zeros(layer.weight.numel(), dtype=torch.float64)
+    layer.weight.grad = flat.view(layer.weight.shape)
+    layers = Layers(0, [layer])
+    for _ in range(2):
+        layer(
+            torch.ones(1, WIDTH, dtype=torch.float64, requires_grad=True)
+        ).sum().backward()
+        layers.build(0)()
+    assert torch.equal(flat, torch.full_like(flat, 2))
 
 
 def one_stage(text: str, form: str = "backward_dw", **options: Any) -> float:

@@ -22,6 +22,7 @@ from torch import nn
 
 from schedlang import Plan, compile
 from schedlang.runtime import PipelineError, Standby
+from schedlang.runtime.standby import _State as State
 from schedlang.runtime.watchdog import GRACE
 from tests.support.forks import fork
 from tests.support.models import WIDTH, batch, difference, modules, program
@@ -41,6 +42,18 @@ STEP = 1
 AT_BARRIER, BEFORE_OUTCOME, AFTER_OUTCOME = "barrier", "before", "after"
 #: Seconds that processes may lose on a machine that does other things, too.
 SLACK = 20.0
+
+
+def test_gradients_are_restored_in_the_memory_of_the_script() -> None:
+    """A script may have laid out gradients in a flat tensor."""
+    stage = nn.Linear(WIDTH, WIDTH, bias=False)
+    flat = torch.ones(WIDTH * WIDTH)
+    stage.weight.grad = flat.view(WIDTH, WIDTH)
+    before = State({0: stage})
+    stage.weight.grad += 1
+    before.restore()
+    assert torch.equal(flat, torch.ones_like(flat))
+    assert stage.weight.grad.data_ptr() == flat.data_ptr()
 
 
 class Counting(nn.Module):

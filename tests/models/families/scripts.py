@@ -14,7 +14,17 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
 
 from tests.models.families.training import normed
-from tests.models.model import WIDTH, Does, Model, Side, chain, feature, linear, trained
+from tests.models.model import (
+    LENGTH,
+    WIDTH,
+    Does,
+    Model,
+    Side,
+    chain,
+    feature,
+    linear,
+    trained,
+)
 
 STEPS = 3
 
@@ -148,7 +158,7 @@ def merged_for_evaluations(stages: int) -> Model:
     def merge(side: Side, step: int) -> None:
         inner = [
             part
-            for module in side.modules
+            for module in side.stages.values()
             for part in module.modules()
             if hasattr(part, "is_merged")
         ]
@@ -538,7 +548,7 @@ def dropout_that_grows(stages: int) -> Model:
         return self.part(x) * self.factor
 
     def grow(side: Side, step: int) -> None:
-        for module in side.modules:
+        for module in side.stages.values():
             for part in module.modules():
                 if hasattr(part, "factor"):
                     part.factor = 1.0 + 0.1 * step
@@ -559,12 +569,68 @@ def statistics_that_stop(stages: int) -> Model:
         return nn.Sequential(linear(), norm)
 
     def stop(side: Side, step: int) -> None:
-        for module in side.modules:
+        for module in side.stages.values():
             for part in module.modules():
                 if isinstance(part, nn.BatchNorm1d):
                     part.eval()
 
     return looping(stages, after=stop, block=block)
+
+
+@feature("scripts")
+def statistics_put_in(stages: int) -> Model:
+    """A layer without weights that is replaced by a BatchNorm without weights after an update"""
+
+    def block(_: int) -> nn.Module:
+        return nn.Sequential(linear(), nn.Identity())
+
+    def put_in(side: Side, step: int) -> None:
+        for stage in side.stages.values():
+            for part in [*stage.modules()]:
+                for name, layer in part.named_children():
+                    if isinstance(layer, nn.Identity):
+                        norm = nn.BatchNorm1d(LENGTH, affine=False)
+                        setattr(part, name, norm)
+
+    return looping(stages, after=put_in, block=block)
+
+
+@feature("scripts")
+def layer_with_the_same_weights(stages: int) -> Model:
+    """A layer that is replaced by another one with the same parameters after an update"""
+
+    def replace(side: Side, step: int) -> None:
+        for stage in side.stages.values():
+            for part in [*stage.modules()]:
+                for name, layer in part.named_children():
+                    if isinstance(layer, nn.Linear):
+                        another = nn.Linear(WIDTH, WIDTH, device="meta")
+                        another.weight = layer.weight
+                        another.bias = layer.bias
+                        setattr(part, name, another)
+
+    return looping(stages, after=replace, block=lambda _: linear())
+
+
+@feature("scripts")
+def decay_switched_on(stages: int) -> Model:
+    """Forwards that make weights smaller by `.data` once the script says so, which no pipeline can"""
+
+    def decayed(self: Any, x: Tensor) -> Tensor:
+        if self.is_on:
+            self.part[0].weight.data.mul_(0.9)
+        return self.part(x)
+
+    def switch_on(side: Side, step: int) -> None:
+        for stage in side.stages.values():
+            for part in stage.modules():
+                if hasattr(part, "is_on"):
+                    part.is_on = True
+
+    def block(_: int) -> nn.Module:
+        return Does(decayed, part=linear(), is_on=False)
+
+    return looping(stages, after=switch_on, block=block)
 
 
 class Muon(Optimizer):
