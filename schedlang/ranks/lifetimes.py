@@ -15,7 +15,7 @@ import numpy as np
 from attrs import evolve, frozen
 
 from schedlang.ranks.receipts import Receipts, begun
-from schedlang.schedule.columns import Ints, table_of
+from schedlang.schedule.columns import Flags, Floats, Ints, table_of
 from schedlang.schedule.kinds import HANDS_ON, OPS, READS, op_of
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import timed
@@ -148,20 +148,31 @@ class HeldMessages:
     number: Ints
 
     @property
+    def is_received(self) -> Flags:
+        """Which messages come from another rank."""
+        return np.equal(self.what, Holds.RECEIVED.value)
+
+    @property
+    def is_sent(self) -> Flags:
+        """Which messages go to another rank."""
+        return np.equal(self.what, Holds.SENT.value)
+
+    @property
     def peak(self) -> int:
         """The largest number of messages that are held at once."""
-        is_received = self.what == Holds.RECEIVED.value
-        is_sent = self.what == Holds.SENT.value
-        at = np.concatenate([self.start, self.stop])
-        moment = np.concatenate(
-            [
-                np.where(is_received, _BEGINS, _WORKS),
-                np.where(is_sent, _HAS_WAITED, _ENDS),
-            ]
-        )
+        moments = self.moments.ravel()
         change = np.repeat([1, -1], len(self.start))
-        held = np.cumsum(change[np.lexsort((change, moment, at))])
+        held = np.cumsum(change[np.lexsort((change, moments))])
         return int(held.max(initial=0))
+
+    @property
+    def moments(self) -> Floats:
+        """When each message is allocated, and when it is freed: by the index of the action, and
+        by the moment of the action as a part of 1.
+        """
+        starts = self.start + np.where(self.is_received, _BEGINS, _WORKS) / 4
+        stops = self.stop + np.where(self.is_sent, _HAS_WAITED, _ENDS) / 4
+        return np.array([starts, stops])
 
 
 class MessageTimes:

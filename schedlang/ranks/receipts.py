@@ -6,7 +6,7 @@ time, and the sent tensor is not kept much longer than it is on its way. gloo of
 of whether a send is complete.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import chain
 
@@ -102,12 +102,11 @@ class MessageKeys:
 
     def of_ops(
         self, actions: Actions, kinds: Mapping[int, int]
-    ) -> list[tuple[int, Ints, Ints, Ints]]:
+    ) -> Iterator[tuple[int, Ints, Ints, Ints]]:
         """The messages of a rank's ops, if every stage were on another rank: for each kind of op
         the kind of transfer, and for each message the index of the op, and its number and key.
         """
         kind_of, stage, microbatch = table_of(actions)[:3]
-        found = []
         for kind, transfer in kinds.items():
             counts, numbers = self._of_stages[transfer]
             ops = np.flatnonzero(kind_of == int(kind))
@@ -115,8 +114,7 @@ class MessageKeys:
             index = ops[op]
             number = numbers[place]
             key = self.of(transfer, number, microbatch[index])
-            found.append((transfer, index, number, key))
-        return found
+            yield transfer, index, number, key
 
 
 @frozen(eq=False)
@@ -190,7 +188,8 @@ class Receipts:
             return received
         end = len(self.schedule.ranks[rank])
         closes = np.append(self.sends(rank).index, [end] * _WINDOW)[_WINDOW:]
-        return np.minimum(received, closes)
+        waited: Ints = np.minimum(received, closes)
+        return waited
 
     def sends(self, rank: int) -> Sends:
         """The sends of a rank."""
