@@ -35,6 +35,7 @@ from schedlang.runtime.values import (
 )
 from schedlang.runtime.wire import InFlight, Wire
 from schedlang.runtime.wire_format import WireFormat
+from schedlang.schedule.transports import NCCL
 
 if TYPE_CHECKING:
     from schedlang.runtime.precision import Rounding
@@ -405,6 +406,12 @@ def post_as_one(messages: Sequence[Send | Receive]) -> None:
         for message, parts in zip(messages, tensors, strict=True)
         for tensor in parts
     ]
+    if len(operations) > NCCL.most:
+        raise PipelineError(
+            f"the {len(messages)} messages of a batch have {len(operations):,} tensors, and NCCL "
+            f"may hang with more than {NCCL.most:g} in one batch: write fewer transfers into an "
+            "`exchange`, or let stages hand on fewer tensors"
+        )
     in_flight = iter(messages[0].wire.as_one(operations) if operations else [])
     for message, parts in zip(messages, tensors, strict=True):
         if isinstance(message, Send):

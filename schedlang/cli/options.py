@@ -209,7 +209,7 @@ COSTS: Options = {
             "--update-times T": f"durations of U, {_EACH}",
             "--overlap-times T": f"durations of ops that overlap, together, {_EACH}",
             "--capacity-bytes B": "bytes that ranks have room for, one for all or one per rank: "
-            "72GB, or H100 for 90 %% of its memory; also beside --costs",
+            "72GB, or H100 for 95 %% of its memory; also beside --costs",
         }
     ),
 }

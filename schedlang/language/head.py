@@ -127,7 +127,7 @@ def _costs(costs: Costs, words: dict[int, str]) -> Iterator[str]:
     if costs.capacity_bytes is not None:
         yield from _values("capacity", "r", costs.capacity_bytes)
     names = {op.cost: words[kind] for kind, op in OPS.items()} | {"overlap": "overlap"}
-    names |= {"sum": "sum", "gather": "gather"}
+    names |= {"sum": "sum", "gather": "gather", "message": "send"}
     for name, word in names.items():
         for item, amount in (("cost", "times"), ("memory", "memory")):
             values = getattr(costs, f"{name}_{amount}", None)

@@ -306,13 +306,14 @@ class Checker(Scopes):
     def cost(self, cost: syntax.Cost) -> None:
         """Check the indices of a cost."""
         forms: dict[int, str] = {1: "(s)"}
-        if cost.word == "send":
+        is_memory = isinstance(cost, syntax.Memory)
+        if cost.word == "send" and not is_memory:
             forms = {2: "(r, q)"}
-        elif cost.word not in _BY_STAGE:
+        elif cost.word not in (*_BY_STAGE, "send"):
             forms |= {2: "(s, m)", 3: "(s, m, k)"} if self.has_slices else {2: "(s, m)"}
         if cost.indices is None or len(cost.indices) in forms:
             return
-        item = f"{'memory' if isinstance(cost, syntax.Memory) else 'cost'} {cost.word}"
+        item = f"{'memory' if is_memory else 'cost'} {cost.word}"
         known = " or ".join(f"`{item}{form}`" for form in ("", *forms.values()))
         message = f"`{item}` with {counted(len(cost.indices), 'name')}"
         labels = Label(Span(cost.indices[0].span.start, cost.indices[-1].span.end))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 #: `forward_memory`. Where a program splits backwards and writes no `I`, `B` is the input half.
 _COSTS = {op.word: op.cost for op in OPS.values()}
 _COSTS |= {"BW": "backward", "overlap": "overlap", "sum": "sum", "gather": "gather"}
+_COSTS["send"] = "message"
 #: What transfers take is said once.
 _SENDS = frozenset(["p2p_time", "link_times"])
 #: Of how many indices the cost of an op is that differs by microbatch.
@@ -35,7 +36,7 @@ def program_costs(prices: Iterable[Price], layout: Layout, sites: Sites) -> Cost
     is_half = sites.b_is_half
     for price in prices:
         name = _name(price, is_half)
-        if name in costs or (price.word == "send" and _SENDS & costs.keys()):
+        if name in costs or (name in _SENDS and _SENDS & costs.keys()):
             same = not is_half and price.word in ("B", "BW")
             help = (
                 "where `B` is a whole backward, `B` and `BW` are one" if same else None
@@ -50,10 +51,15 @@ def _name(price: Price, is_half: bool) -> str:
     """The field of `Costs` that a price is; `is_half`: `B` is the input half of a backward."""
     if price.word == "capacity":
         return "capacity_bytes"
-    if price.word == "send":
+    if _is_of_links(price):
         return "link_times" if price.indices else "p2p_time"
     name = "input" if is_half and price.word == "B" else _COSTS[price.word]
     return f"{name}_memory" if price.is_memory else f"{name}_times"
+
+
+def _is_of_links(price: Price) -> bool:
+    """Whether a price is the time of transfers between ranks."""
+    return price.word == "send" and not price.is_memory
 
 
 def _item(price: Price) -> str:
@@ -77,7 +83,7 @@ def _values(price: Price, layout: Layout, may_be_negative: bool) -> Any:
     ranks = range(max(layout.placement) + 1)
     if price.word == "capacity" and price.indices:
         return [of(rank) for rank in ranks]
-    if price.word == "send":
+    if _is_of_links(price):
         if not price.indices:
             return of()
         # Within a rank nothing is sent.

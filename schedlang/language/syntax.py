@@ -259,7 +259,8 @@ class Cost(Node):
 @frozen(eq=False, repr=False)
 class Memory(Cost):
     """`memory F = 2`, `memory F(s) = …` per stage, `memory F(s, m) = …` per microbatch, or `memory
-    F(s, m, k) = …` per slice: what an op adds to what its rank holds.
+    F(s, m, k) = …` per slice: what an op adds to what its rank holds; `memory gather`, gathered
+    weights; `memory send`, a message between stages.
     """
 
 

@@ -2,7 +2,30 @@
 
 import numpy as np
 
+from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.schedule.columns import Columns, Ints
+from schedlang.schedule.findings import Finding, diagnose
+from schedlang.schedule.schedule import Schedule
+
+
+def check_sizes(schedule: Schedule, most: float) -> None:
+    """CompileError for batches of more transfers than a transport takes as one."""
+    columns = schedule.columns
+    is_head = columns.batch == np.arange(len(columns))
+    is_too_large = is_head & columns.is_transfer & (columns.sizes > most)
+    findings = []
+    for row in np.flatnonzero(is_too_large).tolist():
+        rank, index = columns.place(row)
+        size = int(columns.sizes[row])
+        message = (
+            f"rank {rank} issues {size:,} transfers as one batch, "
+            f"from `{schedule.name_of(rank, index)}` on; NCCL may hang with more than {most:g}"
+        )
+        help = "write several `exchange`, with the same transfers in each on both ranks"
+        place = int(columns.source[row])
+        findings.append(Finding("batch-size", message, rank, place, help=help))
+    if findings:
+        raise CompileError(diagnose(schedule, findings))
 
 
 def share_moments(columns: Columns, sends: Ints, receives: Ints, when: Ints) -> bool:

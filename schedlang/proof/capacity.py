@@ -16,8 +16,8 @@ _HELP = (
 
 
 def check_capacity(execution: Execution) -> None:
-    """CompileError where a rank's peak, of activations and weights, is more than its capacity; the
-    rank with the least room first.
+    """CompileError where a rank's peak, of activations, messages and weights, is more than its
+    capacity; the rank with the least room first.
     """
     full = fullness(execution)
     if full is None or max(full) <= 1 + _ROUNDING:

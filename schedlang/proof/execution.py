@@ -56,7 +56,9 @@ class Execution:
 
     @cached_property
     def peak_memory(self) -> tuple[float, ...]:
-        """The same in the program's amounts."""
+        """The most memory that each rank holds in the program's amounts, with that of messages if
+        these have any.
+        """
         return peaks(self.schedule, self.timeline, self.costs.memory(self._layout))
 
     @cached_property
@@ -70,7 +72,7 @@ class Execution:
     @cached_property
     def memory_bytes(self) -> tuple[tuple[tuple[float, float], ...], ...] | None:
         """What each rank holds over time in bytes, in steps from the first start on: activations,
-        and weights in all versions; None if the costs give no bytes.
+        messages, and weights in all versions; None if the costs give no bytes.
         """
         found = self._levels_of_bytes
         if found is None:
@@ -80,8 +82,8 @@ class Execution:
 
     @cached_property
     def peak_bytes(self) -> tuple[float, ...] | None:
-        """For each rank, the most bytes that it holds: activations, and weights in all versions;
-        None if the costs give no bytes.
+        """For each rank, the most bytes that it holds: activations, messages, and weights in all
+        versions; None if the costs give no bytes.
         """
         found = self._levels_of_bytes
         return None if found is None else tuple(level.peak for level in found)

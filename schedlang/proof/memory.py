@@ -2,15 +2,24 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import frozen
+from numpy.typing import NDArray
 
-from schedlang.schedule.columns import Floats, Ints, is_any, repeated
+from schedlang.on_demand import on_demand
+from schedlang.schedule.columns import STREAMS, Floats, Ints, is_any, repeated
 from schedlang.schedule.costs import Amounts
-from schedlang.schedule.kinds import AWAY, BACK
+from schedlang.schedule.kinds import AWAY, BACK, ROWS, TRANSFERS, Kind
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.timeline import Bars, Timeline
+
+if TYPE_CHECKING:
+    from schedlang.ranks.lifetimes import MessageTimes
+else:
+    # For costs of messages.
+    MessageTimes = on_demand("schedlang.ranks.lifetimes.MessageTimes")
 
 
 @frozen(eq=False)
@@ -48,7 +57,9 @@ def levels(
     An op takes memory when it begins and gives memory back when it ends. Ops that overlap begin and
     end together. Activations that are not kept (see `Schedule.keeps`) count only at the begin of
     their op. A rank that keeps what others offload holds it from the begin of their `offload` to
-    the end of their `reload`.
+    the end of their `reload`. Messages take memory when the op begins at which they do, by
+    `schedlang.ranks.lifetimes`, and give it back when the op ends that uses them last, or before
+    the op that knows them received.
     """
     ops = _changes(schedule, timeline)
     fixed = amounts.fixed
@@ -74,10 +85,20 @@ def levels(
     changes = np.concatenate([amount[kept], amount[passing], -amount[passing]])
     times = np.concatenate([time[kept], ops.start[passing], ops.start[passing]])
     turns = np.concatenate([seen_by[kept], head, head + (ops.last[passing] > head)])
-    is_later = np.repeat([0, 1, 2], [len(kept), len(passing), len(passing)])
-    # Without copies, each change is seen by the op behind it, and all are in order.
+    places = np.repeat(
+        [_OF_OPS, _PASSING, _PASSED], [len(kept), len(passing), len(passing)]
+    )
+    if any(amounts.messages):
+        of_messages = _of_messages(schedule, ops, counted.messages)
+        op, changes, times, turns, places = map(
+            np.concatenate,
+            zip((op, changes, times, turns, places), of_messages, strict=True),
+        )
+    # Without copies and messages, each change is seen by the op behind it, and all are in order.
     if (np.diff(turns) <= 0).any():
-        order = np.lexsort((changes, times, is_later, turns, ops.rank[op]))
+        order = np.lexsort(
+            (changes, places, times, np.floor(places), turns, ops.rank[op])
+        )
         op = op[order]
         changes = changes[order]
         times = times[order]
@@ -99,6 +120,55 @@ def peaks(
 ) -> tuple[float, ...]:
     """The most that each rank holds."""
     return tuple(level.peak for level in levels(schedule, timeline, amounts))
+
+
+# The places of a turn, in order. Changes by ops and copies come in the order of their times, with
+# the end of messages that an op has used. Then come messages until the next op works, from
+# `_MESSAGES` on in the order of the rank's actions; and what that op does not keep.
+_OF_OPS = 0.0
+_USED = 0.5
+_MESSAGES = 1.0
+_PASSING = 2.0
+_PASSED = 3.0
+
+
+def _of_messages(
+    schedule: Schedule, ops: "_Changes", amounts: Sequence[float]
+) -> list[NDArray[Any]]:
+    """The changes by messages, each of which takes an amount by its earlier stage: for each the row
+    of an op of the stage on this rank, the change, its time, its turn, and its place in the turn.
+    """
+    layout = schedule.layout
+    columns = schedule.columns
+    message_times = MessageTimes(schedule)
+    by_transfer = np.zeros((ROWS, len(layout.all_numbers)))
+    for kind in TRANSFERS:
+        for number in layout.all_numbers:
+            by_transfer[kind, number] = amounts[layout.earlier(kind, number)]
+    is_computed = (STREAMS[ops.kind] == STREAMS[Kind.F]) & (ops.sign > 0)
+    parts: list[tuple[NDArray[Any], ...]] = []
+    for rank, (begin, end) in enumerate(pairwise(columns.first.tolist())):
+        held = message_times.of_issued(rank)
+        amount = by_transfer[held.kind, held.number]
+        # The row of the rank's first op at an action or behind it; behind the last one, -1.
+        rows = np.append(np.flatnonzero(is_computed & (ops.rank == rank)), -1)
+        index = np.flatnonzero(columns.is_computed[begin:end])
+        start = rows[np.searchsorted(index, held.start)]
+        stop = rows[np.searchsorted(index, held.stop)]
+        of_stage = np.where(held.is_received, stop, start)
+        taken, freed = held.moments / (end - begin + 1)
+        head = ops.head[start]
+        parts.append((of_stage, amount, ops.start[head], head, _MESSAGES + taken))
+        is_sent = held.is_sent & (stop >= 0)
+        head = ops.head[stop]
+        last = ops.last[stop]
+        for which, time, turn, place in (
+            (is_sent, ops.start[head], head, _MESSAGES + freed),
+            (~held.is_sent, ops.end[last], last + 1, np.full(len(last), _USED)),
+        ):
+            part = of_stage, -amount, time, turn, place
+            parts.append(tuple(column[which] for column in part))
+    return list(map(np.concatenate, zip(*parts, strict=True)))
 
 
 @frozen(eq=False)

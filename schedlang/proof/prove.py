@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from schedlang.diagnostics.arguments import check_type
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.on_demand import on_demand
+from schedlang.proof.batches import check_sizes
 from schedlang.proof.edges import ideal_events, own_ideal_events
 from schedlang.proof.events import Events
 from schedlang.proof.execution import Execution
@@ -65,6 +66,8 @@ class Proof:
         #                  └── no ──► the event graph of the transport, walked ──► right, or why not
         schedule = self.schedule
         rules = transports(name, schedule.columns.has_batches)
+        if schedule.columns.has_batches:
+            check_sizes(schedule, min(transport.most for transport in rules))
         if self.runs:
             # It runs on every transport, but for what there is besides transfers.
             if any(transport.first_use for transport in rules):

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator
 from enum import Enum
 from itertools import accumulate
 
+import numpy as np
 from attrs import evolve, frozen
 
-from schedlang.ranks.receipts import Receipts, begins
-from schedlang.schedule.actions import Action, Actions, is_transfer
+from schedlang.ranks.receipts import Receipts, begun
+from schedlang.schedule.columns import Flags, Floats, Ints, table_of
 from schedlang.schedule.kinds import HANDS_ON, OPS, READS, op_of
-from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import timed
 
@@ -70,7 +70,7 @@ def lifetimes(schedule: Schedule, rank: int) -> list[Lifetime]:
     An activation is held from `F`, `R` or `reload` to its last use: the whole backward, the weight
     half, or `offload`. If `F` drops it, it is held only while `F` runs. Copies count as instant.
     """
-    return [*_activations(schedule, rank), *_messages(Receipts(schedule), rank)]
+    return [*_activations(schedule, rank), *_messages(schedule, rank)]
 
 
 def peak(lifetimes: Iterable[Lifetime]) -> int:
@@ -81,23 +81,8 @@ def peak(lifetimes: Iterable[Lifetime]) -> int:
 
 def peak_messages(schedule: Schedule) -> list[int]:
     """For each rank, the largest number of messages that it holds at once."""
-    known = Receipts(schedule)
-    return [
-        peak(_together(actions, _messages(known, rank)))
-        for rank, actions in enumerate(schedule.ranks)
-    ]
-
-
-def _together(actions: Actions, lifetimes: Iterable[Lifetime]) -> Iterator[Lifetime]:
-    """The lifetimes if overlapped ops are one action: they allocate when the first of them begins,
-    and free when the last of them ends.
-    """
-    heads = [*range(len(actions) + 1)]
-    for batch in actions.batches():
-        if not is_transfer(actions.kind[batch.start]):
-            heads[batch.start : batch.stop] = [batch.start] * len(batch)
-    for each in lifetimes:
-        yield evolve(each, start=heads[each.start], stop=heads[each.stop])
+    times = MessageTimes(schedule)
+    return [times.of_issued(rank).peak for rank in range(len(schedule.ranks))]
 
 
 def frees(schedule: Schedule, rank: int) -> str:
@@ -136,45 +121,117 @@ def _activations(schedule: Schedule, rank: int) -> Iterator[Lifetime]:
             yield Lifetime(Holds.ACTIVATION, name, start, start, index)
 
 
-def _messages(known: Receipts, rank: int) -> Iterator[Lifetime]:
-    schedule = known.schedule
-    actions = schedule.ranks[rank]
+def _messages(schedule: Schedule, rank: int) -> Iterator[Lifetime]:
     names = schedule.names
-    layout = schedule.layout
-    places = {actions.at(index): index for index in range(len(actions))}
-    used = _last_uses(layout, places)
-    for receive, start in begins(
-        schedule, rank, timed(schedule.transport).tags
-    ).items():
-        stop = used[actions.at(receive)]
-        name = names.of(actions, receive)
-        yield Lifetime(Holds.RECEIVED, name, receive, start, stop)
-    waited = known.waits(rank)
-    for (kind, stage, microbatch), start in places.items():
-        if kind not in HANDS_ON:
-            continue
-        for number in layout.numbers(HANDS_ON[kind], stage):
-            send = places.get((HANDS_ON[kind], number, microbatch))
-            if send is not None:
-                name = names.of(actions, send)
-                yield Lifetime(Holds.SENT, name, send, start, waited[send])
-                continue
-            # Without a send, the next stage is on this rank, or there is none.
-            following = used.get(
-                (*layout.counterpart(HANDS_ON[kind], number), microbatch)
-            )
-            if following is not None:
-                name = f"{names.of(actions, start)}>{names.of(actions, following)}"
-                yield Lifetime(Holds.INSIDE, name, start, start, following)
+    actions = schedule.ranks[rank]
+    found = MessageTimes(schedule).of(rank)
+    columns = (found.what, found.action, found.start, found.stop)
+    for what, action, start, stop in zip(*map(np.ndarray.tolist, columns), strict=True):
+        name = names.of(actions, action)
+        if what == Holds.INSIDE.value:
+            name += f">{names.of(actions, stop)}"
+        yield Lifetime(Holds(what), name, action, start, stop)
 
 
-def _last_uses(layout: Layout, places: dict[Action, int]) -> dict[Action, int]:
-    """The last op that uses each message, by the message's receive. A message within the rank has
-    the same key, though no such receive exists.
+@frozen(eq=False)
+class HeldMessages:
+    """The messages that a rank holds, as columns with the fields of `Lifetime`; and of each the
+    kind and the number of the transfer that would bring it or take it, were all stages on ranks of
+    their own.
     """
-    return {
-        (READS[kind], number, microbatch): index
-        for (kind, stage, microbatch), index in places.items()
-        if kind in READS
-        for number in layout.numbers(READS[kind], stage)
-    }
+
+    what: Ints
+    action: Ints
+    start: Ints
+    stop: Ints
+    kind: Ints
+    number: Ints
+
+    @property
+    def is_received(self) -> Flags:
+        """Which messages come from another rank."""
+        return np.equal(self.what, Holds.RECEIVED.value)
+
+    @property
+    def is_sent(self) -> Flags:
+        """Which messages go to another rank."""
+        return np.equal(self.what, Holds.SENT.value)
+
+    @property
+    def peak(self) -> int:
+        """The largest number of messages that are held at once."""
+        moments = self.moments.ravel()
+        change = np.repeat([1, -1], len(self.start))
+        held = np.cumsum(change[np.lexsort((change, moments))])
+        return int(held.max(initial=0))
+
+    @property
+    def moments(self) -> Floats:
+        """When each message is allocated, and when it is freed: by the index of the action, and
+        by the moment of the action as a part of 1.
+        """
+        starts = self.start + np.where(self.is_received, _BEGINS, _WORKS) / 4
+        stops = self.stop + np.where(self.is_sent, _HAS_WAITED, _ENDS) / 4
+        return np.array([starts, stops])
+
+
+class MessageTimes:
+    """The messages that the ranks of a schedule hold, and when."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._known = Receipts(schedule)
+
+    def of(self, rank: int) -> HeldMessages:
+        """The messages of a rank."""
+        parts = [self._received(rank), *self._made(rank)]
+        return HeldMessages(*map(np.concatenate, zip(*parts, strict=True)))
+
+    def of_issued(self, rank: int) -> HeldMessages:
+        """The messages of a rank, if ops that overlap are one action: they allocate when the first
+        of them begins, and free when the last of them ends.
+        """
+        columns = self._schedule.columns
+        own = slice(*columns.first[rank : rank + 2].tolist())
+        heads = np.where(
+            columns.is_transfer[own], np.arange(own.start, own.stop), columns.batch[own]
+        )
+        heads = np.append(heads - own.start, len(heads))
+        found = self.of(rank)
+        return evolve(found, start=heads[found.start], stop=heads[found.stop])
+
+    def _received(self, rank: int) -> tuple[Ints, ...]:
+        actions = self._schedule.ranks[rank]
+        receive, start = begun(actions, timed(self._schedule.transport).tags)
+        kind, number, microbatch = table_of(actions)[:3, receive]
+        key = self._known.keys.of(kind, number, microbatch)
+        stop = self._last_uses(rank)[key]
+        what = np.full(len(receive), Holds.RECEIVED.value)
+        return what, receive, start, stop, kind, number
+
+    def _made(self, rank: int) -> Iterator[tuple[Ints, ...]]:
+        """The messages that ops of the rank make, by kind of op."""
+        keys = self._known.keys
+        sends = self._known.sends(rank)
+        sent_as = np.full(keys.count, -1)
+        sent_as[sends.key] = np.arange(len(sends.key))
+        # The entry behind all sends is for what is not sent.
+        index = np.append(sends.index, -1)
+        waited = np.append(self._known.waits(rank), -1)
+        last_uses = self._last_uses(rank)
+        for kind, op, number, key in keys.of_ops(self._schedule.ranks[rank], HANDS_ON):
+            send = sent_as[key]
+            is_sent = send >= 0
+            what = np.where(is_sent, Holds.SENT.value, Holds.INSIDE.value)
+            action = np.where(is_sent, index[send], op)
+            # Without a send, the next stage is on this rank, or there is none.
+            stop = np.where(is_sent, waited[send], last_uses[key])
+            columns = what, action, op, stop, np.full(len(op), int(kind)), number
+            yield tuple(column[stop >= 0] for column in columns)
+
+    def _last_uses(self, rank: int) -> Ints:
+        """By key, the last op of the rank that uses the message; -1 where none does."""
+        last = np.full(self._known.keys.count, -1)
+        for _, op, _, key in self._known.keys.of_ops(self._schedule.ranks[rank], READS):
+            np.maximum.at(last, key, op)
+        return last

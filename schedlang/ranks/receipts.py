@@ -6,13 +6,18 @@ time, and the sent tensor is not kept much longer than it is on its way. gloo of
 of whether a send is complete.
 """
 
-from bisect import bisect_right
-from itertools import accumulate, zip_longest
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import chain
 
-from attrs import define, field
+import numpy as np
+from attrs import define, field, frozen
 
-from schedlang.schedule.actions import Action, is_send, is_transfer
-from schedlang.schedule.kinds import AWAITS
+from schedlang.schedule.actions import Actions
+from schedlang.schedule.columns import Ints, is_any, members, table_of
+from schedlang.schedule.kinds import AWAITS, RECEIVES, ROWS, SENDS, TRANSFERS
+from schedlang.schedule.layout import Layout
+from schedlang.schedule.needs import other_numbers
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import BLOCKING, PORTABLE
 
@@ -27,23 +32,15 @@ def receipts(schedule: Schedule, rank: int) -> dict[int, int]:
     """For each send of a rank, the op that waits for a message which shows that the send was
     received, both by index; or the end.
     """
-    return Receipts(schedule).of(rank)
+    known = Receipts(schedule)
+    return _by_index(known.sends(rank).index, known.of(rank))
 
 
 def begins(schedule: Schedule, rank: int, early: bool) -> dict[int, int]:
     """For each receive of a rank, the action at which it begins, both by index: the receive itself,
     or an earlier op if `early`.
     """
-    actions = schedule.ranks[rank]
-    ops = list[int]()
-    starts = dict[int, int]()
-    for index, kind in enumerate(actions.kind):
-        if not is_transfer(kind):
-            ops.append(index)
-        elif not is_send(kind):
-            # If fewer ops precede it, it begins with the first of them, or at its own place.
-            starts[index] = [*ops[-_EARLY:], index][0] if early else index
-    return starts
+    return _by_index(*begun(schedule.ranks[rank], early))
 
 
 def waits(schedule: Schedule, rank: int) -> dict[int, int]:
@@ -52,7 +49,88 @@ def waits(schedule: Schedule, rank: int) -> dict[int, int]:
 
     That is the op of `receipts`; or if ranks may block, the last send of a window at the latest.
     """
-    return Receipts(schedule).waits(rank)
+    known = Receipts(schedule)
+    return _by_index(known.sends(rank).index, known.waits(rank))
+
+
+def _by_index(index: Ints, values: Ints) -> dict[int, int]:
+    return dict(zip(index.tolist(), values.tolist(), strict=True))
+
+
+def begun(actions: Actions, early: bool) -> tuple[Ints, Ints]:
+    """The receives of a rank in order, and the action at which each begins: see `begins`."""
+    kind = np.array(actions.kind)
+    receives = np.flatnonzero(is_any(kind, *RECEIVES.values()))
+    ops = np.flatnonzero(~is_any(kind, *TRANSFERS))
+    if not early or not len(ops):
+        return receives, receives
+    # If fewer ops precede it, it begins with the first of them, or at its own place.
+    before = np.searchsorted(ops, receives)
+    return receives, np.where(before, ops[np.maximum(before - _EARLY, 0)], receives)
+
+
+class MessageKeys:
+    """A number for each message of a schedule, its key: by the kind of its receive, the number of
+    the receive, and the microbatch.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        stages = range(len(layout.placement))
+        numbers = len(layout.all_numbers)
+        self._stride = max(map(layout.units, stages))
+        self.count = len(SENDS) * numbers * self._stride
+        # By kind of transfer, and number: the first key of the messages that it moves.
+        self._first = np.zeros((ROWS, numbers), np.int64)
+        for place, send in enumerate(SENDS.values()):
+            begin = place * numbers
+            received_as = begin + other_numbers(layout, send)
+            self._first[send] = received_as * self._stride
+            own_numbers = begin + np.arange(numbers)
+            self._first[TRANSFERS[send].other_end] = own_numbers * self._stride
+        #: For each kind of transfer, how many numbers each stage has, and the numbers.
+        self._of_stages = {}
+        for kind in TRANSFERS:
+            of_stages = [layout.numbers(kind, stage) for stage in stages]
+            counts = np.array(list(map(len, of_stages)), np.int64)
+            numbers_of = np.array([*chain.from_iterable(of_stages)], np.int64)
+            self._of_stages[kind] = counts, numbers_of
+
+    def of(self, kind: int | Ints, number: Ints, microbatch: Ints) -> Ints:
+        """The keys of transfers."""
+        keys: Ints = self._first[kind, number] + microbatch
+        return keys
+
+    def of_ops(
+        self, actions: Actions, kinds: Mapping[int, int]
+    ) -> Iterator[tuple[int, Ints, Ints, Ints]]:
+        """The messages of a rank's ops, if every stage were on another rank: for each kind of op
+        the kind of transfer, and for each message the index of the op, and its number and key.
+        """
+        kind_of, stage, microbatch = table_of(actions)[:3]
+        for kind, transfer in kinds.items():
+            counts, numbers = self._of_stages[transfer]
+            ops = np.flatnonzero(kind_of == int(kind))
+            op, place = members(counts, stage[ops])
+            index = ops[op]
+            number = numbers[place]
+            key = self.of(transfer, number, microbatch[index])
+            yield transfer, index, number, key
+
+
+@frozen(eq=False)
+class Sends:
+    """The sends of a rank to other ranks, in order: the index, the receiver and the key of
+    each.
+    """
+
+    index: Ints
+    peer: Ints
+    key: Ints
+
+    def to(self, rank: int) -> "Sends":
+        """Those to one rank."""
+        own = self.peer == rank
+        return Sends(self.index[own], self.peer[own], self.key[own])
 
 
 @define(eq=False)
@@ -62,82 +140,74 @@ class Receipts:
     """
 
     schedule: Schedule
-    _sends: dict[int, dict[int, int]] = field(factory=dict, init=False)
-    _uses: dict[int, dict[Action, int]] = field(factory=dict, init=False)
+    keys: MessageKeys = field(init=False)
+    #: By kind of transfer, and number: the receiver of a send; -1 where there is none.
+    _peers: Ints = field(init=False)
+    _sends: dict[int, Sends] = field(factory=dict, init=False)
+    #: By key, the op that waits for the message on the rank that receives it. Only the entries of
+    #: ranks in `_read` are there: a process has read no other ranks from its plan.
+    _used_at: Ints = field(init=False)
+    _read: set[int] = field(factory=set, init=False)
 
-    def of(self, rank: int) -> dict[int, int]:
-        """See `receipts`."""
+    def __attrs_post_init__(self) -> None:
+        layout = self.schedule.layout
+        self.keys = MessageKeys(layout)
+        self._used_at = np.zeros(self.keys.count, np.int32)
+        self._peers = np.full((ROWS, len(layout.all_numbers)), -1)
+        for kind in SENDS.values():
+            peers = map(partial(layout.peer, kind), layout.all_numbers)
+            self._peers[kind] = [-1 if peer is None else peer for peer in peers]
+
+    def of(self, rank: int) -> Ints:
+        """For each of a rank's `sends`, what `receipts` says."""
         # Rank 0's SEND_F0 is known to be received at its B0, which waits for RECV_B0: rank 1 sent
         # that after its F0 had waited for RECV_F0.
         #
         #     rank 0   F0 ── SEND_F0 ─╮ ── F1 ──────────────── RECV_B0 ── B0
         #                             ╰───────╮             ╭─────╯
         #     rank 1                       RECV_F0 ── F0 ── … SEND_B0
-        peers = self.sends(rank)
-        answers = {peer: _Answers(self, rank, peer) for peer in set(peers.values())}
-        return {
-            send: answers[peer].show_received(self.schedule.other_end(rank, send))
-            for send, peer in peers.items()
-        }
+        sends = self.sends(rank)
+        end = len(self.schedule.ranks[rank])
+        received = np.full(len(sends.index), end)
+        for peer in set(sends.peer.tolist()):
+            answers = self.sends(peer).to(rank)
+            # For each answer, the first op of the rank that waits for it or for a later one.
+            arrivals = self._uses(rank, answers.key)
+            first = np.minimum.accumulate(arrivals[::-1])[::-1]
+            # A message is known to be received at the first answer that the peer has sent after its
+            # op that waits for the message.
+            used = self._uses(peer, sends.to(peer).key)
+            answer = np.searchsorted(answers.index, used, side="right")
+            received[sends.peer == peer] = np.append(first, end)[answer]
+        return received
 
-    def waits(self, rank: int) -> dict[int, int]:
-        """See `waits`."""
+    def waits(self, rank: int) -> Ints:
+        """For each of a rank's `sends`, what `waits` says."""
         received = self.of(rank)
         if self.schedule.transport not in (PORTABLE, BLOCKING.name):
             return received
-        sends = sorted(received)
         end = len(self.schedule.ranks[rank])
-        closes = zip_longest(sends, sends[_WINDOW:], fillvalue=end)
-        return {send: min(received[send], last) for send, last in closes}
+        closes = np.append(self.sends(rank).index, [end] * _WINDOW)[_WINDOW:]
+        waited: Ints = np.minimum(received, closes)
+        return waited
 
-    def sends(self, rank: int) -> dict[int, int]:
-        """The sends of a rank, in order, each with its receiver."""
+    def sends(self, rank: int) -> Sends:
+        """The sends of a rank."""
         if rank not in self._sends:
-            kinds = self.schedule.ranks[rank].kind
-            peers = {
-                send: self.schedule.peer_of(rank, send)
-                for send, kind in enumerate(kinds)
-                if is_send(kind)
-            }
-            self._sends[rank] = {
-                send: peer for send, peer in peers.items() if peer is not None
-            }
+            actions = self.schedule.ranks[rank]
+            kind, number, microbatch = table_of(actions)[:3]
+            # Ops of a stage are looked up, too: they have no receiver.
+            peer = self._peers[kind, number]
+            index = np.flatnonzero(peer >= 0)
+            key = self.keys.of(kind[index], number[index], microbatch[index])
+            self._sends[rank] = Sends(index, peer[index], key)
         return self._sends[rank]
 
-    def uses(self, rank: int) -> dict[Action, int]:
-        """The op that waits for each message that a rank receives."""
-        if rank not in self._uses:
+    def _uses(self, rank: int, keys: Ints) -> Ints:
+        """The ops of a rank that wait for messages to it."""
+        if rank not in self._read:
             actions = self.schedule.ranks[rank]
-            ops = enumerate(actions.each())
-            self._uses[rank] = {
-                (AWAITS[kind], number, microbatch): index
-                for index, (kind, stage, microbatch) in ops
-                if kind in AWAITS
-                for number in self.schedule.layout.numbers(AWAITS[kind], stage)
-            }
-        return self._uses[rank]
-
-
-class _Answers:
-    """The messages from a peer to a rank, which show what the peer has received from the rank."""
-
-    def __init__(self, known: Receipts, rank: int, peer: int) -> None:
-        schedule = known.schedule
-        self.end = len(schedule.ranks[rank])
-        #: The peer's op that waits for each message; messages that it sends later are answers.
-        self.used_at = known.uses(peer)
-        #: The peer's sends to the rank, in order.
-        self.sends = [
-            send for send, other in known.sends(peer).items() if other == rank
-        ]
-        uses = known.uses(rank)
-        arrivals = [uses[schedule.other_end(peer, send)] for send in self.sends]
-        #: For each of these sends, the first op of the rank that waits for it or for a later one.
-        self.first = list(accumulate(reversed(arrivals), min))[::-1]
-
-    def show_received(self, message: Action) -> int:
-        """The first op of the rank that waits for an answer to a message, which shows that the peer
-        has received it; the end if there is none.
-        """
-        answer = bisect_right(self.sends, self.used_at[message])
-        return self.first[answer] if answer < len(self.first) else self.end
+            for _, index, _, key in self.keys.of_ops(actions, AWAITS):
+                self._used_at[key] = index
+            self._read.add(rank)
+        return self._used_at[keys]

@@ -163,7 +163,7 @@ _MEANINGS = {
         "idle time in which ranks wait for what is on its way from other ranks, all ranks together"
     ),
     "activations": "the most stage activations that a rank holds until their last use",
-    "bytes": "the most bytes that a rank holds, of activations and weights",
+    "bytes": "the most bytes that a rank holds",
     "versions": "the most versions of a stage's weights that a rank holds",
 }
 

@@ -106,7 +106,9 @@ def figure_rows(
         rows.append(("copying", copying, f"per rank, to and from {where}"))
     if execution.peak_bytes is not None:
         peaks = " ".join(f"{peak:,.0f}" for peak in execution.peak_bytes)
-        rows.append(("peak bytes", peaks, "per rank, of activations and weights"))
+        of_messages = ", messages" if execution.costs.boundary_bytes else ""
+        meaning = f"per rank, of activations{of_messages} and weights"
+        rows.append(("peak bytes", peaks, meaning))
     if "full" in document:
         full = " ".join(f"{part:.1%}" for part in document["full"])
         rows.append(("full", full, "per rank, peak bytes of its capacity"))

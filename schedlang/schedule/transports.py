@@ -10,10 +10,16 @@ from attrs import frozen
 
 from schedlang.diagnostics.arguments import check_type
 
+#: The most sends and receives that NCCL is given in one group. Of more, it makes several kernels; a
+#: send may be in another one than its receive, and then both ranks hang. The number is that of
+#: torch's pull request 174942.
+_GROUP = 256
+
 
 @frozen
 class Transport:
-    """The rules of a transport; a batch is transfers that are issued as one.
+    """The rules of a transport; a batch is transfers that are issued as one, at most
+    `most` of them.
 
     If it `blocks`, a rank waits at each batch until it is complete; if not, at the op that needs
     what a receive brings. Batches in one `lane` of a rank go one after the other: all of the
@@ -34,6 +40,7 @@ class Transport:
     tags: bool = False
     atomic: bool = False
     first_use: bool = False
+    most: float = inf
 
     @property
     def splits_batches(self) -> bool:
@@ -53,12 +60,12 @@ class Transport:
 
 BLOCKING = Transport("blocking", blocks=True)
 GLOO = Transport("gloo", lane="none", tags=True)
-NCCL = Transport("nccl", lane="pair", apart=True, first_use=True)
-NCCL_EAGER = Transport("nccl-eager")
+NCCL = Transport("nccl", lane="pair", apart=True, first_use=True, most=_GROUP)
+NCCL_EAGER = Transport("nccl-eager", most=_GROUP)
 NCCL_EDGE = Transport("nccl-edge", lane="edge")
 ATOMIC = Transport("blocking with atomic batches", blocks=True, atomic=True)
 #: `nccl` once its communicators are there.
-WARM_NCCL = Transport("nccl", lane="pair", apart=True)
+WARM_NCCL = Transport("nccl", lane="pair", apart=True, most=_GROUP)
 #: What every transport does at least: messages of a channel meet in the order of their sends, and
 #: nothing holds a rank but what it needs, and the waits that are written.
 LOOSEST = Transport("loosest", lane="none")

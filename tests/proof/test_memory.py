@@ -1,16 +1,34 @@
 """What ranks hold, step by step, where several changes come at one time."""
 
-import pytest
+from pathlib import Path
 
-from schedlang import CompileError, Costs, Source, compile, prove, simulate
+import pytest
+from attrs import evolve
+from hypothesis import given
+
+from schedlang import (
+    CompileError,
+    Costs,
+    Schedule,
+    Source,
+    compile,
+    prove,
+    read_source,
+    simulate,
+)
 from schedlang.extras.prove.pieces.prover import prove_for_all
+from schedlang.extras.search.optimize.problem import Problem
+from schedlang.lowering import lower
 from schedlang.passes.op_graph import Graph
 from schedlang.proof.memory import levels
-from schedlang.ranks.lifetimes import peak_messages
+from schedlang.ranks.lifetimes import lifetimes, peak, peak_messages
 from schedlang.report.bubbles.alternatives import Alternatives
 from schedlang.report.bubbles.op_waits import waits
 from schedlang.schedule.costs import UNIT
 from schedlang.schedule.timeline import Bar, Bars, Timeline
+from tests.support.paths import GALLERY
+from tests.support.sizes import examples
+from tests.support.strategies import schedules
 from tests.support.written import written
 
 
@@ -135,3 +153,81 @@ def test_messages_of_what_overlaps_are_held_together(overlap: str) -> None:
     )
     prove(plan)
     assert peak_messages(plan) == [3]
+
+
+#: All memory is that of messages.
+OF_MESSAGES = Costs(forward_memory=(0,), input_memory=(0,), message_memory=(1,))
+
+
+@pytest.mark.parametrize("transport", ["portable", "nccl"])
+@pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
+def test_messages_take_memory_as_long_as_the_rank_holds_them(
+    path: Path, transport: str
+) -> None:
+    """By times as by the order of actions alone; and what is held is told in the order of time."""
+    plan = compile(read_source(path), transport=transport)
+    execution = simulate(plan, OF_MESSAGES)
+    assert list(execution.peak_memory) == peak_messages(plan)
+    for steps in execution.memory:
+        times = [time for time, _ in steps]
+        assert times == sorted(times)
+
+
+@examples(200)
+@given(schedules())
+def test_what_is_held_is_activations_and_messages_together(schedule: Schedule) -> None:
+    """Counted by the order of actions, apart from all times."""
+    plan = lower(schedule)
+    held = [peak(lifetimes(plan, rank)) for rank in range(len(plan.ranks))]
+    costs = Costs(message_memory=(1,), activation_bytes=(10,), boundary_bytes=(10,))
+    execution = simulate(plan, costs)
+    assert list(execution.peak_memory) == held
+    assert execution.peak_bytes == tuple(10 * each for each in held)
+
+
+MESSAGES = """schedule messages {
+    param ranks = 2
+    param microbatches = 4
+    memory F = 2
+    memory send(s) = 0.5 + s
+    capacity = 100
+    rank r {
+        let warmup = min(ranks - 1 - r, microbatches)
+        repeat warmup { F(next) }
+        repeat microbatches - warmup { F(next)  B(next) }
+        repeat warmup { B(next) }
+        assert peak(0) == 6 and peak(1) == 3.5
+    }
+}
+"""
+
+
+@pytest.mark.core
+def test_a_program_says_what_its_messages_take() -> None:
+    """Rank 0 holds two activations and four messages, since receives begin two ops early; rank 1
+    holds an activation and three messages.
+    """
+    plan = compile(MESSAGES)
+    assert plan.costs.message_memory == (0.5, 1.5)
+    assert simulate(plan).peak_memory == (6, 3.5)
+    with pytest.raises(CompileError, match="is 6 == 5"):
+        compile(MESSAGES.replace("== 6", "== 5"))
+
+
+@pytest.mark.core
+def test_messages_count_in_the_capacity_of_a_rank() -> None:
+    """Room for activations and weights alone is too little."""
+    program = MESSAGES.replace("memory F = 2\n    memory send(s) = 0.5 + s\n", "")
+    program = program.replace("peak(0) == 6 and peak(1) == 3.5", "peak(r) <= 2")
+    costs = Costs(activation_bytes=(30,), weights_bytes=(35,))
+    assert simulate(compile(program, costs=costs)).peak_bytes == (95, 65)
+    with_messages = evolve(costs, boundary_bytes=(2,), p2p_time=1)
+    with pytest.raises(CompileError, match="rank 0 holds 103 bytes at its peak"):
+        compile(program, costs=with_messages)
+
+
+def test_whoever_counts_activations_alone_refuses_memory_of_messages() -> None:
+    text = prove_for_all(MESSAGES).text
+    assert "not proved for microbatches >= 5: it has a `memory send`" in text
+    with pytest.raises(ValueError, match="messages take memory there"):
+        Problem.of(compile(MESSAGES))

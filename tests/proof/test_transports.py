@@ -5,6 +5,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from schedlang import (
     CompileError,
     Costs,
     Schedule,
+    compile,
     prove,
     read_source,
     simulate,
@@ -530,3 +532,44 @@ def test_recorded_verdicts(name: str) -> None:
             assert verdict(schedule, MODELS.get(model, model)) == (recorded == "ok"), (
                 model
             )
+
+
+MANY = """schedule many {
+    param ranks = 2
+    param microbatches = 4
+    rank r {
+        if r == 0 { for m in 0 .. microbatches { F(m) } exchange { %s } }
+        if r == 1 { exchange { %s } for m in 0 .. microbatches { F(m) } }
+    }
+}
+"""
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("transport", "most"),
+    [
+        ("portable", 256),
+        ("nccl", 256),
+        ("nccl-eager", 256),
+        ("nccl-edge", inf),
+        ("gloo", inf),
+        ("blocking", inf),
+    ],
+)
+def test_nccl_takes_so_many_transfers_as_one(transport: str, most: float) -> None:
+    """Of more, it may put a send into another kernel than its receive."""
+    for size in (256, 257):
+        send, receive = (
+            " ".join(f"{word} F({m})" for m in range(size)) for word in ("send", "recv")
+        )
+        program = MANY % (send, receive)
+        params = {"microbatches": size}
+        if size <= most:
+            compile(program, params, forward_only=True, transport=transport)
+            continue
+        with pytest.raises(CompileError) as caught:
+            compile(program, params, forward_only=True, transport=transport)
+        wrong = caught.value.diagnostics
+        assert [each.code for each in wrong] == ["batch-size", "batch-size"]
+        assert "issues 257 transfers as one batch, from `0SEND_F0` on" in str(wrong[0])

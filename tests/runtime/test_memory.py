@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from schedlang.plan.plan import Plan
 from schedlang.ranks.lifetimes import Holds, Lifetime, lifetimes
+from schedlang.runtime.messages import Receive
 from schedlang.schedule.actions import is_transfer
 from tests.support.models import (
     ROWS,
@@ -83,9 +84,9 @@ HOLDS = [
 
 def holds() -> dict[str, list[int]]:
     """After each op of a step, how many more tensors are held, beside batch and weights, than the
-    plan says.
+    plan says; and how many more buffers of receives.
 
-    For each schedule, the least and the most.
+    For each schedule, the least and the most of the tensors, and the most of the buffers.
     """
     rank = dist.get_rank()
     ranks = dist.get_world_size()
@@ -98,10 +99,16 @@ def holds() -> dict[str, list[int]]:
         ours.step(*batch(plan, 0))
         assert activations() == 0
         counts: dict[int, int] = {}
+        buffers: dict[int, int] = {}
+        messages = ours._exchange._messages.values()
+        received = [each for each in messages if isinstance(each, Receive)]
+        count_buffers = partial(lambda received: sum(map(is_there, received)), received)
         ours._training = [
             (
                 index,
-                partial(counting, call, index, counts)
+                partial(
+                    counting, call, index, {activations: counts, count_buffers: buffers}
+                )
                 if op and not is_transfer(op[0])
                 else call,
                 op,
@@ -113,13 +120,30 @@ def holds() -> dict[str, list[int]]:
             counts[index] - tensors
             for index, tensors in tensors_after(plan, rank).items()
         ]
-        found[name] = [min(more), max(more)]
+        planned = [
+            each for each in lifetimes(plan, rank) if each.what == Holds.RECEIVED
+        ]
+        more_buffers = [
+            held - sum(each.start <= index < each.stop for each in planned)
+            for index, held in buffers.items()
+        ]
+        found[name] = [min(more), max(more), max(more_buffers)]
     return found
 
 
-def counting(call: Callable[[], None], index: int, counts: dict[int, int]) -> None:
+def is_there(message: Receive) -> bool:
+    """Whether the buffer of a message is there: it is being received, or waits for its op."""
+    return bool(message.in_flight) or message.microbatch in message.box
+
+
+def counting(
+    call: Callable[[], None],
+    index: int,
+    counts: dict[Callable[[], int], dict[int, int]],
+) -> None:
     call()
-    counts[index] = activations()
+    for count, found in counts.items():
+        found[index] = count()
 
 
 def tensors_after(plan: Plan, rank: int) -> dict[int, int]:
@@ -189,7 +213,7 @@ def test_what_is_held_is_what_the_plan_says(run_ranks: Run) -> None:
         assert len(rank) == 9
         assert {
             name: least
-            for name, (least, _) in rank.items()
+            for name, (least, *_) in rank.items()
             if least < 0 and name not in splits
         } == {}
-        assert {name: most for name, (_, most) in rank.items() if most != 0} == {}
+        assert {name: most for name, (_, *most) in rank.items() if most != [0, 0]} == {}

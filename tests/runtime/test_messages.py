@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from torch import nn
 
 from schedlang import Kind
 from schedlang.plan.plan import Plan
-from schedlang.runtime import Pipeline
+from schedlang.runtime import Pipeline, PipelineError
+from schedlang.runtime.messages import post_as_one
 from schedlang.runtime.precision import Rounding
 from tests.support.mesh import SCHEDULES, weights
 from tests.support.models import (
@@ -303,3 +305,29 @@ def kept_formats() -> list[bool]:
 def test_only_a_first_step_says_which_gradients_there_are(run_ranks: Run) -> None:
     for found in run_ranks(kept_formats, 2).results():
         assert found == [False, False]
+
+
+class Stub:
+    """A receive of so many tensors."""
+
+    def __init__(self, tensors: int) -> None:
+        self.form = SimpleNamespace(new=False)
+        self.wire = self
+        self.peer = 0
+        self.number = tensors
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [torch.zeros(())] * self.number
+
+    def operation(self, *operation: Any) -> tuple[Any, ...]:
+        return operation
+
+    def as_one(self, operations: list[Any]) -> list[Any]:
+        return operations
+
+
+def test_nccl_is_given_no_more_tensors_at_once_than_it_takes() -> None:
+    """A message may have several tensors, of which the proof does not know."""
+    post_as_one([Stub(128), Stub(128)])
+    with pytest.raises(PipelineError, match="2 messages of a batch have 257 tensors"):
+        post_as_one([Stub(128), Stub(129)])

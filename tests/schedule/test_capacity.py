@@ -177,7 +177,7 @@ def test_a_plan_and_a_builders_program_remember_it(
     [
         ("80GB", [80e9] * 4),
         ("1GiB,2e9,3,4MB", [2.0**30, 2e9, 3.0, 4e6]),
-        ("H100", [72e9] * 4),
+        ("H100", [76e9] * 4),
     ],
 )
 def test_units_and_devices(

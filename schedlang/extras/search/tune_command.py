@@ -54,7 +54,7 @@ COMMAND = Command(
             counts,
         ),
         "--memory BYTES": "how many bytes a rank may hold, such as 72GB (default: with --model "
-        "90 %% of the device's)",
+        "95 %% of the device's)",
         "--for TIME": given(
             "end after this time, such as 60s, with what is known by then",
             dest="seconds",
@@ -216,7 +216,7 @@ def _assumed(
         "a sample": f"{sequence:,} tokens",
         "numbers": "16 bits; a parameter has 16 bytes, with its gradient and Adam's state",
         "operations": f"{efficiency:.0%} of the {rate}",
-        "memory": f"{room} for weights and activations",
+        "memory": f"{room} for weights, activations and messages",
         "links": f"{inside} between the {device.per_node} ranks of a node, {between} to others",
     }
     if model.experts:

@@ -17,9 +17,9 @@ that of one direction; data sheets of NVLink and PCIe add both.
 
 from attrs import frozen
 
-#: The share of a device's memory that is taken where nobody says so. The rest is for messages, for
-#: what libraries take, and for memory in pieces that are too small.
-SHARE_OF_MEMORY = 0.9
+#: The share of a device's memory that is taken where nobody says so. The rest is for what libraries
+#: take, and for memory in pieces that are too small.
+SHARE_OF_MEMORY = 0.95
 
 
 @frozen
@@ -40,7 +40,7 @@ class Device:
 
     @property
     def room(self) -> float:
-        """Bytes for weights and activations, where nobody says how many."""
+        """Bytes for weights, activations and messages, where nobody says how many."""
         return SHARE_OF_MEMORY * self.memory
 
 

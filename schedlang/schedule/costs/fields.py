@@ -31,7 +31,9 @@ class Cost:
     all fields of transfers do: costs that give one of them take none of the others from elsewhere.
     """
 
-    group: Literal["time", "latency", "bandwidth", "link", "memory", "bytes", "room"]
+    group: Literal[
+        "time", "latency", "bandwidth", "link", "size", "memory", "bytes", "room"
+    ]
     shape: Literal["number", "whole", "stage", "rank", "link", "unit"]
     called: str = ""
     default: float | str | None = 0.0
@@ -41,7 +43,7 @@ class Cost:
     @property
     def depends_on(self) -> str:
         """The word that fields have in common that depend on each other."""
-        if self.group in ("latency", "bandwidth", "link"):
+        if self.group in ("latency", "bandwidth", "link", "size"):
             return "transfers"
         return "memory" if self.group == "memory" else self.together
 

@@ -125,7 +125,7 @@ class Costs:
     # `Transfers`; without any, 0.
     p2p_time: float | None = cost("latency", "number")
     link_times: _Matrix = cost("latency", "link")
-    boundary_bytes: _Values = cost("link", "stage")
+    boundary_bytes: _Values = cost("size", "stage")
     ranks_per_node: int | None = cost("link", "whole")
     latency_in_node: float | None = cost("latency", "number")
     bandwidth_in_node: float | None = bandwidth()
@@ -138,12 +138,14 @@ class Costs:
     backward_memory: _UnitValues = memory_of("`B`", None)
     input_memory: _UnitValues = memory_of("`I`")
     weight_memory: _UnitValues = memory_of("`W`", None)
+    #: A message between stages takes it from its buffer on; without, nothing.
+    message_memory: _Values = cost("memory", "stage", "memories of messages")
     #: A gather adds it, and the end of the gathered weights gives it back.
     gather_memory: _Values = cost("memory", "stage", "memories of gathers")
 
     # Bytes are counted where they are given: those of an activation from the forward to the last
-    # use, of which some are kept from an input half to its weight half; and those of each version
-    # of a stage's weights.
+    # use, of which some are kept from an input half to its weight half; those of each version of a
+    # stage's weights; and with these, `boundary_bytes` of each message between stages.
     activation_bytes: _UnitValues = cost("bytes", "unit", together="activation")
     kept_bytes: _UnitValues = cost(
         "bytes", "unit", default="activation_bytes", together="activation"
@@ -170,9 +172,9 @@ class Costs:
             others = [other for other in transfers if other != name]
             if name in transfers and others:
                 raise ValueError(f"`{name}` {says.format(others[0])}")
-        if bool(self._given("bandwidth")) != (self.boundary_bytes is not None):
+        if self._given("bandwidth") and self.boundary_bytes is None:
             raise ValueError(
-                "`boundary_bytes` and a bandwidth go together: transfers take bytes / bandwidth"
+                "a bandwidth needs `boundary_bytes`: transfers take bytes / bandwidth"
             )
         if self.ranks_per_node is None and not (
             self.latency_between_nodes is self.bandwidth_between_nodes is None
@@ -253,7 +255,7 @@ class Costs:
     @cached_property
     def fixed_bytes(self) -> FixedPoint:
         """The common denominator of all amounts of bytes, and of capacities."""
-        return fixed_point(self._numbers(self._given("bytes", "room")))
+        return fixed_point(self._numbers(self._given("bytes", "size", "room")))
 
     def _numbers(self, names: Iterable[str]) -> set[Any]:
         """The numbers that some costs are given with."""
@@ -468,7 +470,8 @@ class Costs:
         # By default, the last use gives back all that there is.
         adds.setdefault("backward", -adds["forward"])
         adds.setdefault("weight", -adds["forward"] - adds["input"])
-        return _changes(tables, adds, self.fixed_memory)
+        messages = adds["message"][:, 0].tolist()
+        return _changes(tables, adds, messages, self.fixed_memory)
 
     def bytes(self, layout: Layout | int) -> Amounts | None:
         """The bytes that each kind of op adds to its rank, as above; None if no bytes are given."""
@@ -485,7 +488,8 @@ class Costs:
             "weight": -kept,
             "gather": given["gathered_bytes"],
         }
-        return _changes(tables, adds, self.fixed_bytes)
+        messages = self._of_stages("boundary_bytes", tables.stages)
+        return _changes(tables, adds, messages, self.fixed_bytes)
 
     def capacities(self, ranks: int) -> list[float] | None:
         """The bytes that each rank has room for; None if none are given, ValueError for a wrong
@@ -558,9 +562,12 @@ def _called(name: str) -> str:
     return COSTS[name].called or f"`{name}`"
 
 
-def _changes(tables: Tables, adds: dict[str, Floats], fixed: FixedPoint) -> Amounts:
-    """What each kind of op adds to memory: the amount that is given, or else what a forward adds,
-    times what the op's row says. The end of gathered weights gives back what the gather added.
+def _changes(
+    tables: Tables, adds: dict[str, Floats], messages: list[float], fixed: FixedPoint
+) -> Amounts:
+    """What messages take, and what each kind of op adds to memory: the amount that is given, or
+    else what a forward adds, times what the op's row says. The end of gathered weights gives back
+    what the gather added.
     """
     signs = {"bring": 1, "drop": -1}
     amounts = {
@@ -579,7 +586,7 @@ def _changes(tables: Tables, adds: dict[str, Floats], fixed: FixedPoint) -> Amou
         last_use = np.where(has_backward, adds["backward"], 0.0)
         for kind in INPUT_HALVES:
             amounts[kind] = np.where(trains, amounts[kind], last_use)
-    return Amounts(*tables.numbers(amounts, fixed))
+    return Amounts(*tables.numbers(amounts, fixed), messages=messages)
 
 
 def _as_json(value: Any) -> Any:

@@ -33,14 +33,16 @@ class Amounts:
 
     `by_kind` has the means of numbers that differ by microbatch. `by_unit` has the numbers
     themselves: a table with a row for each stage, and in it a number for each microbatch of an
-    update, or each slice; stage s has `units[s]` of them. All numbers but means are numbers of the
-    `fixed` point.
+    update, or each slice; stage s has `units[s]` of them. `messages` has the number of each message
+    between stages, by the earlier stage; none if messages count nothing. All numbers but means are
+    numbers of the `fixed` point.
     """
 
     by_kind: dict[int, list[float]]
     by_unit: dict[int, Floats] = field(factory=dict)
     units: Ints = field(factory=lambda: np.ones(0, np.int64))
     fixed: FixedPoint = ANY
+    messages: Sequence[float] = field(default=(), kw_only=True)
 
     def __getitem__(self, kind: int) -> list[float]:
         return self.by_kind[kind]
@@ -69,7 +71,10 @@ class Amounts:
         counts = self.fixed.counts
         by_kind = {kind: counts(means).tolist() for kind, means in self.by_kind.items()}
         by_unit = {kind: counts(table) for kind, table in self.by_unit.items()}
-        return evolve(self, by_kind=by_kind, by_unit=by_unit, fixed=WHOLE)
+        messages = counts(self.messages).tolist()
+        return evolve(
+            self, by_kind=by_kind, by_unit=by_unit, fixed=WHOLE, messages=messages
+        )
 
     def all(self) -> Iterator[float]:
         """All numbers that there are."""

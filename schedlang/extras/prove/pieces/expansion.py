@@ -174,6 +174,8 @@ class _Declared(Declarations):
         """NotLinear for a cost that depends on n, or on anything but the stage."""
         if price.word == "capacity":
             raise NotLinear("it has a `capacity`")
+        if price.word == "send" and price.is_memory:
+            raise NotLinear("it has a `memory send`")
         if price.word in ("sum", "gather") and not price.is_memory:
             raise NotLinear(f"it has costs of `{price.word}`")
         item = f"{'memory' if price.is_memory else 'cost'} {price.word}"

@@ -323,6 +323,8 @@ class Declared(Declarations):
         if price.word == "capacity":
             # `prove_for_all_ranks` proves nothing of a program with a capacity.
             return
+        if price.word == "send" and price.is_memory:
+            raise Unreadable("messages that take memory", self.spans[price.location])
         where = self.domain
         indices = []
         if price.indices:

@@ -72,13 +72,18 @@ class Problem:
 
         Activations may be evicted by some `ways`; those of a schedule with copies, by copies.
 
-        ValueError for a schedule without a flush, for costs of sums and gathers, and for limits
-        below 0 or NaN.
+        ValueError for a schedule without a flush, for costs of sums and gathers, for memory of
+        messages, and for limits below 0 or NaN.
         """
         if schedule.costs.sum_times or schedule.costs.gather_times:
             raise ValueError(
                 "its makespan has sums and gathers, which no order here is judged by: leave "
                 "`sum_times` and `gather_times` out of the costs"
+            )
+        if schedule.costs.message_memory:
+            raise ValueError(
+                "messages take memory there, and limits of memory here are for activations: leave "
+                "`message_memory` out of the costs"
             )
         if schedule.stream or schedule.layout.updates > 1:
             raise ValueError(

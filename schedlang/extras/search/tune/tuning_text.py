@@ -56,7 +56,7 @@ _MEANINGS = {
     "step ": "the time of one training step, with the sums of gradients over replicas",
     "95 % of steps": "are no longer than this, with the sums of gradients over replicas",
     "idle": "idle time / all time of the ranks, without these sums",
-    "bytes": "of weights and activations, on the rank that holds the most",
+    "bytes": "of weights, activations and messages, on the rank that holds the most",
     "experts over": "the replicas that share out the experts of each layer",
     "(checkpointed)": "layers keep their inputs only, and run forward again in the backward",
 }
