@@ -173,13 +173,7 @@ def check_shared_weights(
     shared: Sequence[SharedWeights], processes: Processes, watchdog: Watchdog
 ) -> None:
     """Compare all copies of weights on all ranks; PipelineError if some differ."""
-    for weights in shared:
-        if weights.are_shared and any(map(has_hooks_after, weights.parameters)):
-            raise PipelineError(
-                f"a hook of the weight sees only its own part of the sum, and {weights.name} have "
-                "the others (`register_post_accumulate_grad_hook`): use a hook of the gradient "
-                "(`register_hook`) or of the optimizer"
-            )
+    check_hooks(shared)
     several = [
         each for each in shared if each.are_shared or processes.replicas.are_several
     ]
@@ -202,6 +196,17 @@ def check_shared_weights(
                 )
 
 
+def check_hooks(shared: Iterable[SharedWeights]) -> None:
+    """PipelineError if a weight with copies has a hook that sees the sum of its gradients."""
+    for weights in shared:
+        if weights.are_shared and any(map(has_hooks_after, weights.parameters)):
+            raise PipelineError(
+                f"a hook of the weight sees only its own part of the sum, and {weights.name} have "
+                "the others (`register_post_accumulate_grad_hook`): use a hook of the gradient "
+                "(`register_hook`) or of the optimizer"
+            )
+
+
 def gradient_of(weight: Tensor) -> Tensor | None:
     """The gradient of a weight, if it has one; PipelineError if it adds up in `main_grad`."""
     if hasattr(weight, "main_grad"):
@@ -211,6 +216,11 @@ def gradient_of(weight: Tensor) -> Tensor | None:
             "`.grad`: train without the fusion"
         )
     return weight.grad
+
+
+def type_of_gradient(weight: Tensor) -> torch.dtype:
+    """The type in which a weight's gradients add up: its own, unless a script says otherwise."""
+    return weight.grad_dtype or weight.dtype
 
 
 def add_gradient(earlier: Tensor | None, gradient: Tensor) -> Tensor:
@@ -227,7 +237,7 @@ def put_gradient(weight: Tensor, total: Tensor) -> None:
     a script may have views; a sparse gradient stays sparse.
     """
     if weight.grad is None:
-        weight.grad = torch.zeros_like(weight)
+        weight.grad = torch.zeros_like(weight, dtype=type_of_gradient(weight))
     if weight.grad.is_sparse:
         weight.grad = total.to_sparse(weight.grad.sparse_dim())
     else:

@@ -126,7 +126,7 @@ class Buffers(Part):
             self._found[run.microbatch] = {
                 name: self._copies[name] for name in self._changing
             }
-        self._check()
+        self._check(run.microbatch)
 
     def before_backward(self, run: Backward) -> None:
         """Count the changes of the buffers before a backward that must not change them."""
@@ -163,7 +163,7 @@ class Buffers(Part):
                 "one pipeline"
             )
 
-    def _check(self) -> None:
+    def _check(self, microbatch: int) -> None:
         """PipelineError if a forward has changed a buffer that it must not change."""
         changing = self._changing or set()
         later = {
@@ -172,7 +172,7 @@ class Buffers(Part):
             if name not in changing and self._differs(name, *before)
         }
         self._check_replicas("forward", changing | later)
-        if later:
+        if later and microbatch in self._recomputed:
             raise PipelineError(
                 f"the forward of stage {self._stage} changes its buffer `{min(later)}`, which its "
                 "first one did not, so there is no copy of it for the forward that is run again "

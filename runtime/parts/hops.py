@@ -16,6 +16,7 @@ values, so this counts as no change of a weight.
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial, reduce
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import ExtraCall, Part, When, methods_of
 from schedlang.runtime.processes import group_apart
 from schedlang.runtime.shared_memory import sharing
-from schedlang.runtime.shared_weights import put_gradient
+from schedlang.runtime.shared_weights import put_gradient, type_of_gradient
 from schedlang.runtime.updates_elsewhere import UpdatesElsewhere
 from schedlang.runtime.wire import InFlight, Wire
 from schedlang.schedule.kinds import OF_HOPS
@@ -164,12 +165,10 @@ class TravellingStage:
         self._name = name
         self._ring = ring
         self._elsewhere = elsewhere
-        by_type = _by_type(module.parameters())
+        by_type = _by_type(module.parameters(), attrgetter("dtype"))
         self._weights = list(map(FlatWeights, by_type))
-        trained = _by_type(
-            weight for weight in module.parameters() if weight.requires_grad
-        )
-        self._gradients = list(map(FlatGradients, trained))
+        trained = [each for each in module.parameters() if each.requires_grad]
+        self._gradients = list(map(FlatGradients, _by_type(trained, type_of_gradient)))
         self._frozen = [
             weight for weight in module.parameters() if not weight.requires_grad
         ]
@@ -341,8 +340,8 @@ class FlatWeights:
 
 
 class FlatGradients:
-    """The gradients of weights of one type, which are sent as one flat tensor. Behind them it has,
-    for each weight, the number of replicas that had a gradient.
+    """Gradients of one type, which are sent as one flat tensor. Behind them it has, for each
+    weight, the number of replicas that had a gradient.
     """
 
     # An optimizer applies weight decay for a gradient of zeros, but not without a gradient. So
@@ -350,6 +349,7 @@ class FlatGradients:
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = parameters
+        self._type = type_of_gradient(parameters[0])
         # The weights are empty while they are elsewhere, so their shapes are kept.
         self._shapes = [weight.shape for weight in parameters]
         self._sizes = [*(shape.numel() for shape in self._shapes), len(parameters)]
@@ -367,11 +367,11 @@ class FlatGradients:
 
     def buffer(self) -> Tensor:
         """A buffer to receive into."""
-        return self._parameters[0].new_empty(sum(self._sizes))
+        return self._parameters[0].new_empty(sum(self._sizes), dtype=self._type)
 
     def in_one_piece(self) -> Tensor:
         """All gradients as one flat tensor."""
-        piece = self._parameters[0].new_zeros(sum(self._sizes))
+        piece = self._parameters[0].new_zeros(sum(self._sizes), dtype=self._type)
         *parts, counts = piece.split_with_sizes(self._sizes)
         for number, (weight, part) in enumerate(
             zip(self._parameters, parts, strict=True)
@@ -423,11 +423,13 @@ def _check_memory(name: str, module: nn.Module) -> None:
             )
 
 
-def _by_type(weights: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Group weights by their types: a flat tensor has one type."""
+def _by_type(
+    weights: Iterable[nn.Parameter], type_of: Callable[[nn.Parameter], torch.dtype]
+) -> list[list[nn.Parameter]]:
+    """Group weights by their types, or by those of their gradients: a flat tensor has one type."""
     found: dict[torch.dtype, list[nn.Parameter]] = {}
     for weight in weights:
-        found.setdefault(weight.dtype, []).append(weight)
+        found.setdefault(type_of(weight), []).append(weight)
     return list(found.values())
 
 

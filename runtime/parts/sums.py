@@ -29,6 +29,7 @@ from schedlang.runtime.shared_weights import (
     gradient_of,
     ids_of_tied,
     put_gradient,
+    type_of_gradient,
 )
 from schedlang.runtime.stage import Stage
 from schedlang.runtime.torch_private.tensors import local_part
@@ -271,7 +272,7 @@ def _gradient(weight: Tensor) -> Tensor:
     """
     gradient = gradient_of(weight)
     if gradient is None:
-        return torch.zeros_like(local_part(weight))
+        return torch.zeros_like(local_part(weight), dtype=type_of_gradient(weight))
     return gradient.to_dense() if gradient.is_sparse else local_part(gradient)
 
 

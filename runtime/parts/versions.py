@@ -132,7 +132,8 @@ class LateWeights(Part):
         """Prepare the memory of the parameters for the update."""
 
     def _newest(self) -> dict[str, Tensor]:
-        return _leaves({name: weight.data for name, weight in self._parameters.items()})
+        weights = {name: weight.data for name, weight in self._parameters.items()}
+        return _leaves(weights, self._parameters)
 
 
 class WeightVersions(LateWeights):
@@ -208,7 +209,10 @@ class WeightVersions(LateWeights):
             )
         first = self._updates - len(older)
         self._versions = {
-            version: _leaves({name: weight.clone() for name, weight in weights.items()})
+            version: _leaves(
+                {name: weight.clone() for name, weight in weights.items()},
+                self._parameters,
+            )
             for version, weights in enumerate(older, first)
         }
         self._versions[self._updates] = self._newest()
@@ -390,9 +394,19 @@ def _add_to(parameter: nn.Parameter, leaf: Tensor) -> None:
         )
 
 
-def _leaves(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _leaves(
+    tensors: Mapping[str, Tensor], like: Mapping[str, nn.Parameter]
+) -> dict[str, Tensor]:
+    """Leaves that share the memory of these tensors, with gradients of the type that the
+    parameters have (`like`).
+    """
     # `data` has its own count of changes. Leaves are parameters, or their backward is not split.
-    return {name: nn.Parameter(tensor.data) for name, tensor in tensors.items()}
+    leaves: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        leaves[name] = nn.Parameter(tensor.data)
+        if like[name].grad_dtype != tensor.dtype:
+            leaves[name].grad_dtype = like[name].grad_dtype
+    return leaves
 
 
 def of_stages(site: Site) -> Iterator[tuple[int, LateWeights]]:

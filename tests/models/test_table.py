@@ -143,6 +143,10 @@ TRIED: dict[str, dict[str, str]] = {
     "first input changed in place": {"1f1b_recompute": _IN_PLACE},
     "complex weights": {},
     "sparse embedding": {},
+    "embedding with max norm": {
+        "1f1b_recompute": r"a weight of stage \d was changed between the forward",
+        "chimera": r"stage \d changes its weight `\S*weight` in place, and the replicas"
+    },
     "autocast around": {},
     "checkpoint without reentry": {},
     "reentrant checkpoint": {},

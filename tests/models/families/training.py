@@ -1,6 +1,7 @@
 """What scripts do with a model: optimizers, precision, accumulation, averages, evaluation."""
 
 import copy
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -288,6 +289,40 @@ def in_float32(stages: int) -> Model:
 def in_bfloat16(stages: int) -> Model:
     """bfloat16"""
     return _typed(torch.bfloat16, stages, 0.05)
+
+
+class Wide(Optimizer):
+    """SGD for weights of 16 bits with gradients of 32."""
+
+    def __init__(self, weights: Iterable[nn.Parameter]) -> None:
+        super().__init__(weights, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    weight.copy_(weight.float() - group["lr"] * weight.grad)
+
+
+@feature("training")
+def gradients_in_float32(stages: int) -> Model:
+    """bfloat16 whose gradients add up in float32 (`grad_dtype`)"""
+
+    def stage(_: int) -> nn.Module:
+        made = linear().bfloat16()
+        for weight in made.parameters():
+            weight.grad_dtype = torch.float32
+        return made
+
+    return chain(
+        stage,
+        stages,
+        batch=rows(4, WIDTH, dtype=torch.bfloat16),
+        loss=to_float,
+        optimizer=lambda module: Wide(trained(module)),
+        tolerance=1e-4,
+    )
 
 
 @feature("training")
