@@ -145,7 +145,7 @@ TRIED: dict[str, dict[str, str]] = {
     "sparse embedding": {},
     "embedding with max norm": {
         "1f1b_recompute": r"a weight of stage \d was changed between the forward",
-        "chimera": r"stage \d changes its weight `\S*weight` in place, and the replicas"
+        "chimera": r"stage \d changes its weight `\S*weight` in place, and the replicas",
     },
     "autocast around": {},
     "checkpoint without reentry": {},
