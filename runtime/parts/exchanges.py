@@ -10,7 +10,7 @@ microbatch's op may run meanwhile.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from schedlang.runtime.door import Site
 from schedlang.runtime.part import Backward, Forward, Part
+from schedlang.runtime.parts import gpu_copies
 from schedlang.runtime.stage import Stage, without_autocast
 from schedlang.runtime.values import detached, flatten, has_gradient, leaves_of
 from schedlang.schedule.kinds import BETWEEN, Kind
@@ -29,14 +30,19 @@ _LOG = logging.getLogger("schedlang.runtime")
 _Graphs = dict[tuple[int, int], tuple[list[Tensor], list[Tensor]]]
 
 
-class Beside:
-    """Runs exchanges: those of a GPU on a stream beside that of the ops."""
+class Streams(gpu_copies.Streams):
+    """The streams of a GPU: that of its ops, and one for exchanges."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream: Any = None
-        if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.device = device
+        self.exchanges = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+class Beside:
+    """Runs exchanges: beside the ops where there are streams, and else one after the other."""
+
+    def __init__(self, streams: Streams | None) -> None:
+        self._streams = streams
         #: The events of exchanges that no op has waited for, by kind, stage and microbatch.
         self._ends: dict[tuple[Kind, int, int], Any] = {}
 
@@ -44,28 +50,34 @@ class Beside:
         self,
         key: tuple[Kind, int, int],
         call: Callable[[], list[Tensor]],
-        used: list[Tensor],
+        read: list[Tensor],
     ) -> list[Tensor]:
-        """Run an exchange that reads the tensors in `used`; return the tensors that it made."""
-        if self._stream is None:
+        """Run an exchange, which reads some tensors; return the tensors that it made."""
+        if self._streams is None:
             return call()
-        compute = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(compute)
-        with torch.cuda.stream(self._stream):
+        compute = self._streams.compute
+        beside = self._streams.exchanges
+        beside.wait_event(compute.record_event())
+        with self._streams.run_on(beside):
             made = call()
-        # Both streams use memory of the other one: it is not given away before they are done.
-        for tensor in used:
-            tensor.record_stream(self._stream)
-        for tensor in made:
-            tensor.record_stream(compute)
-        self._ends[key] = self._stream.record_event()
+        # Memory is that of the stream on which it was taken. The other stream may still use it when
+        # the tensor is freed, so it is given away only after that.
+        _record(read, beside)
+        _record(made, compute)
+        self._ends[key] = beside.record_event()
         return made
 
     def wait(self, key: tuple[Kind, int, int]) -> None:
         """Let the ops behind this call wait for an exchange, if there is one."""
         end = self._ends.pop(key, None)
-        if end is not None:
-            torch.cuda.current_stream(self._device).wait_event(end)
+        if end is not None and self._streams is not None:
+            self._streams.compute.wait_event(end)
+
+
+def _record(tensors: Iterable[Tensor], stream: Any) -> None:
+    for tensor in tensors:
+        if tensor.is_cuda:
+            tensor.record_stream(stream)
 
 
 class Exchanges(Part):
@@ -74,7 +86,7 @@ class Exchanges(Part):
     _stage: Stage
 
     def __init__(self, beside: Beside, graphs: _Graphs) -> None:
-        self._beside = beside
+        self.beside = beside
         self._graphs = graphs
 
     def bind(self, stage: Stage) -> None:
@@ -101,7 +113,7 @@ class Exchanges(Part):
             return tensors
 
         key = Kind.EXCHANGE_F, stage.number, microbatch
-        made = self._beside.run(key, call, own)
+        made = self.beside.run(key, call, own)
         if any(tensor.requires_grad for tensor in own):
             roots = list(filter(has_gradient, made))
             self._graphs[stage.number, microbatch] = leaves_of(value), roots
@@ -135,21 +147,21 @@ class Exchanges(Part):
 
         if starts and wanted:
             key = Kind.EXCHANGE_B, stage.number, microbatch
-            self._beside.run(key, call, [gradient for _, gradient in starts])
+            self.beside.run(key, call, [gradient for _, gradient in starts])
         stage.gradients[microbatch] = [found.get(id(leaf)) for leaf in leaves]
 
     def before_forward(self, run: Forward) -> None:
         """Wait for the exchange of what the forward takes."""
-        self._beside.wait((Kind.EXCHANGE_F, self._stage.number, run.microbatch))
+        self.beside.wait((Kind.EXCHANGE_F, self._stage.number, run.microbatch))
 
     def before_backward(self, run: Backward) -> None:
         """Wait for the exchange of the gradients from which the backward starts."""
-        self._beside.wait((Kind.EXCHANGE_B, self._stage.number, run.microbatch))
+        self.beside.wait((Kind.EXCHANGE_B, self._stage.number, run.microbatch))
 
 
 def of_stages(site: Site) -> Iterator[tuple[int, Exchanges]]:
     """Make the part for each stage with exchanges."""
-    beside = Beside(site.device)
+    beside = Beside(Streams(site.device) if site.device.type == "cuda" else None)
     graphs: _Graphs = {}
     lacking = []
     for number, module in site.modules.items():
