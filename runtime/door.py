@@ -43,7 +43,7 @@ from schedlang.runtime.stage import Stage
 from schedlang.runtime.torch_private.wrappers import is_sharded
 from schedlang.runtime.watchdog import Watchdog
 from schedlang.runtime.wire import Wire
-from schedlang.schedule.kinds import AWAY, OF_HOPS, REPEATS, Kind
+from schedlang.schedule.kinds import AWAY, BETWEEN, OF_HOPS, REPEATS, Kind
 
 if TYPE_CHECKING:
     from schedlang.runtime.shared_weights import SharedWeights, find_shared_weights
@@ -329,6 +329,11 @@ FEATURES: dict[str, Feature] = {
         "far_edges",
     ),
     "turns": Feature("forwards that overlap backwards", _overlaps, "turns"),
+    "exchanges": Feature(
+        "exchanges between two stages of a rank (`exchange F` and `exchange B`)",
+        lambda asked, stage: bool(asked.plan.microbatches_with(BETWEEN, stage)),
+        "exchanges",
+    ),
     # Around the walk of a rank.
     "keepers": Feature(
         "activations that another rank keeps",

@@ -154,6 +154,9 @@ class _Builder(Transformer[Token, Any]):
         if rule == "op":
             kind, args = children
             return syntax.Op(kind, args or (), span=span)
+        if rule == "exchanged":
+            *words, args = children
+            return syntax.Op(" ".join(words), args, span=span)
         return _NODES[rule](*children, span=span)
 
     def __default_token__(self, token: Token) -> str:

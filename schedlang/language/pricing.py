@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 #: What `Costs` call an op by its word: `forward` has a duration, `forward_times`, and may have a
 #: `forward_memory`. Where a program splits backwards and writes no `I`, `B` is the input half.
 _COSTS = {op.word: op.cost for op in OPS.values()}
-_COSTS |= {"BW": "backward", "overlap": "overlap", "sum": "sum", "gather": "gather"}
-_COSTS["send"] = "message"
+_COSTS |= {"BW": "backward", "send": "message"}
+_COSTS |= {word: word for word in ("exchange", "gather", "overlap", "sum")}
 #: What transfers take is said once.
 _SENDS = frozenset(["p2p_time", "link_times"])
 #: Of how many indices the cost of an op is that differs by microbatch.

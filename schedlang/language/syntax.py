@@ -359,7 +359,7 @@ class Run(Node):
 
 @frozen(eq=False, repr=False)
 class Op(Node):
-    """A compute op, `F(s, m)`; kind is one of F B I W BW R U offload reload."""
+    """An op, `F(s, m)` or `exchange F(s, m)`; kind is its word."""
 
     kind: str
     args: tuple[Node, ...]

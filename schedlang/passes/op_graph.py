@@ -75,7 +75,7 @@ class Graph(Nodes):
             )
         if columns.is_background.any():
             raise ValueError(
-                "copies of activations are written out: only their own order fits them"
+                "copies or exchanges are written out: only their own order fits them"
             )
         if columns.is_collective.any():
             raise ValueError(

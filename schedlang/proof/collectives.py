@@ -3,13 +3,15 @@ is needed, and do all ranks come to them in one order?
 
 A gather of a stage's weights, or a sum of its gradients, is one event of all ranks that hold a
 replica of the stage. The first gather of a stage meets the first of each replica, the second one
-the second, and so do sums. A hop takes the weights of a stage, or the gradients, to its next
-replica: it is one event of two ranks, whose k-th send meets the k-th receive. Replicas outside of
-the plan all do the same, in the same order.
+the second, and so do sums. An exchange of a microbatch meets those of the same microbatch. A hop
+takes the weights of a stage, or the gradients, to its next replica: it is one event of two ranks,
+whose k-th send meets the k-th receive. Replicas outside of the plan all do the same, in the same
+order.
 
 A rank begins its own collectives one after the other, and goes on beside them. An op waits for the
-gather that it needs, and an update for the sums. A rank waits at a send until what it passes on is
-there, and at the end of weights that hop until all that was sent of the stage is over.
+gather or the exchange that it needs, and an update for the sums. A rank waits at a send until what
+it passes on is there, and at the end of weights that hop until all that was sent of the stage is
+over.
 """
 
 from collections import Counter
@@ -35,7 +37,7 @@ from schedlang.schedule.columns import (
     is_any,
     op_names,
 )
-from schedlang.schedule.findings import Finding, ranks_text
+from schedlang.schedule.findings import Finding, amiss, here, ranks_text
 from schedlang.schedule.kinds import MEETS, OF_HOPS, OPS, kinds_of
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule, once
@@ -76,13 +78,14 @@ class Sides:
 @once
 def sides_of(schedule: Schedule) -> Sides:
     """The sides of the events of a schedule: the k-th of a kind and stage meets the k-th of each
-    kind and stage that it is to meet.
+    kind and stage that it is to meet; an op of a microbatch meets that of the same microbatch.
     """
     columns = schedule.columns
     stages = len(schedule.placement)
     rows = columns.where(*MEETS)
     names = op_names(stages, columns)[rows]
-    number = how_many_before(names)
+    is_of_stage = columns.is_collective[rows]
+    number = np.where(is_of_stage, how_many_before(names), columns.microbatch[rows])
     # Those that meet have the lowest of their names.
     found, which = np.unique(names, return_inverse=True)
     lowest = []
@@ -112,7 +115,7 @@ def wrong_structure(schedule: Schedule) -> list[Finding]:
 
 
 def place(threads: Threads) -> None:
-    """Put the collectives that the program writes on streams of their ranks, by kind."""
+    """Put the ops that meet others on streams of their ranks."""
     # A rank begins one after the other, whatever its kind, each once all ranks have come to
     # those before it: so they stand on a stream without duration first. An all-gather to which
     # rank 1 comes later:
@@ -147,9 +150,10 @@ def place(threads: Threads) -> None:
     user = np.full(len(columns), NOTHING)
     is_op = ~columns.is_collective[waiters]
     user[awaited[is_op]] = waiters[is_op]
-    timed = rows[takes > 0]
-    last = presence(threads.schedule).last
-    threads.beside.append(np.stack([threads.item[timed], last[timed], user[timed]]))
+    timed = rows[(takes > 0) & columns.is_collective[rows]]
+    if len(timed):
+        last = presence(threads.schedule).last
+        threads.beside.append(np.stack([threads.item[timed], last[timed], user[timed]]))
 
 
 def _presence_amiss(schedule: Schedule) -> Iterable[Finding]:
@@ -192,30 +196,34 @@ def _homes_amiss(schedule: Schedule) -> Iterator[Finding]:
         else:
             continue
         row = int(rows[is_any(columns.stage[rows], *replicas)][0])
-        yield _amiss(schedule, "hop", row, message, help)
+        yield amiss(schedule, "hop", row, message, help)
 
 
 def _side_by_side(schedule: Schedule) -> Iterator[Finding]:
     """Stages with collectives that share their rank with a replica: the first of each."""
     columns = schedule.columns
-    rows = np.flatnonzero(columns.is_collective)
+    rows = np.flatnonzero(columns.is_collective | is_any(columns.kind, *MEETS))
     stages, first = np.unique(columns.stage[rows], return_index=True)
     for stage, row in zip(stages.tolist(), rows[first].tolist(), strict=True):
         held = {*schedule.stages_of(int(columns.rank[row]))}
         held &= {*schedule.layout.replicas(stage)}
         if len(held) > 1:
             names = schedule.names.stages(sorted(held))
-            message = f"{_here(schedule, row)}: it holds {names}, which are replicas"
+            message = f"{here(schedule, row)}: it holds {names}, which are replicas"
+            op = OPS[int(columns.kind[row])]
             help = "leave their gathers and sums to the runtime"
-            if OPS[int(columns.kind[row])].is_hop:
+            if op.is_background:
+                help = "exchanges are between ranks: place replicas on different ones"
+            if op.is_hop:
                 help = "hops are between ranks: place replicas on different ones"
-            yield _amiss(schedule, "collective", row, message, help)
+            yield amiss(schedule, "collective", row, message, help)
 
 
 def _unmet(schedule: Schedule) -> Iterator[Finding]:
     """Collectives that lack one which they should meet: the first of each kind and stage."""
     columns = schedule.columns
-    rows = columns.where(*MEETS)
+    yield from _unmet_of_microbatches(schedule)
+    rows = columns.where(*kinds_of(lambda op: op.meets and op.is_of_stage))
     pairs = zip(columns.kind[rows].tolist(), columns.stage[rows].tolist(), strict=True)
     counts = Counter(pairs)
     lacking = []
@@ -231,7 +239,7 @@ def _unmet(schedule: Schedule) -> Iterator[Finding]:
         what = _ENDS.get(op.meets, op.name)
         other = _ENDS.get(OPS[there].meets, op.name)
         message = (
-            f"{_here(schedule, row)} is {what} {count + 1} of its "
+            f"{here(schedule, row)} is {what} {count + 1} of its "
             f"{'kind' if op.is_hop else 'stage'}; {_WHOSE[op.meets]} replica, stage "
             f"{schedule.names.stage(replica)} on rank {schedule.placement[replica]}, has "
             f"{counted(count, other)}"
@@ -239,7 +247,24 @@ def _unmet(schedule: Schedule) -> Iterator[Finding]:
         help = "replicas make all of them together: write as many for each"
         if op.is_hop:
             help = "a send goes to the next replica of its stage, the one of the next pipeline"
-        yield _amiss(schedule, "collective", row, message, help)
+        yield amiss(schedule, "collective", row, message, help)
+
+
+def _unmet_of_microbatches(schedule: Schedule) -> Iterator[Finding]:
+    """Exchanges that a replica of their stage does not make of their microbatch."""
+    columns = schedule.columns
+    layout = schedule.layout
+    sides = sides_of(schedule)
+    stages = range(len(layout.placement))
+    replicas = np.array([len(layout.replicas(stage)) for stage in stages])
+    is_unmet = ~columns.is_collective[sides.row]
+    is_unmet &= sides.counts < replicas[columns.stage[sides.row]]
+    for row in sides.row[is_unmet].tolist():
+        message = (
+            f"{here(schedule, row)}: not all replicas of its stage exchange this one"
+        )
+        help = "replicas make all exchanges together: write the same ones for each"
+        yield amiss(schedule, "collective", row, message, help)
 
 
 def _out_of_order(schedule: Schedule) -> Iterator[Finding]:
@@ -284,7 +309,10 @@ def _out_of_order(schedule: Schedule) -> Iterator[Finding]:
     ranks = ranks_text(sorted({int(columns.rank[one]) for one, _ in cycle}))
     what = "gathers and sums"
     help = "write them in one order on all ranks that hold replicas"
-    if any(OPS[int(columns.kind[one])].is_hop for one, _ in cycle):
+    ops = [OPS[int(columns.kind[one])] for one, _ in cycle]
+    if any(op.is_background for op in ops):
+        what = "exchanges"
+    if any(op.is_hop for op in ops):
         what = "hops"
         help = "let some ranks of the ring receive first, as every second one"
     message = f"{ranks} come to {what} in different orders: {', '.join(texts)}"
@@ -292,7 +320,7 @@ def _out_of_order(schedule: Schedule) -> Iterator[Finding]:
         (int(columns.source[one]), text)
         for (one, _), text in zip(cycle[1:], texts[1:], strict=True)
     )
-    found = _amiss(schedule, "collective", cycle[0][0], message, help)
+    found = amiss(schedule, "collective", cycle[0][0], message, help)
     yield evolve(found, label=texts[0], related=related)
 
 
@@ -321,16 +349,3 @@ def _stands_at(columns: Columns, sides: Sides) -> dict[int, int]:
                 break
             ready += waiting.pop(event, ())
     return stands
-
-
-def _here(schedule: Schedule, row: int) -> str:
-    """An action and its rank, as messages name it."""
-    rank, index = schedule.columns.place(row)
-    return f"`{schedule.name_of(rank, index)}` on rank {rank}"
-
-
-def _amiss(schedule: Schedule, code: str, row: int, message: str, help: str) -> Finding:
-    """What is wrong with an action."""
-    columns = schedule.columns
-    rank = int(columns.rank[row])
-    return Finding(code, message, rank, int(columns.source[row]), help=help)

@@ -9,7 +9,6 @@ from schedlang.proof.threads import Threads
 from schedlang.schedule.columns import STREAMS, is_any
 from schedlang.schedule.findings import Finding
 from schedlang.schedule.kinds import AWAY, BACK, MEETS, OF_STAGE, REPEATS
-from schedlang.schedule.needs import needs_of
 from schedlang.schedule.schedule import Schedule
 
 
@@ -69,7 +68,7 @@ def wrong_structure(schedule: Schedule) -> list[Finding]:
 
 
 def place(threads: Threads) -> None:
-    """Put each op on its stream; ops that need what it makes wait for it."""
+    """Put each op on its stream."""
     columns = threads.columns
     is_alone = columns.is_beside & ~is_any(columns.kind, *MEETS)
     # Where a rank waits at the end of weights that hop, it stands on the rank's own thread.
@@ -92,9 +91,3 @@ def place(threads: Threads) -> None:
     takes = threads.durations.of(kind, columns.stage[rows], columns.microbatch[rows])
     behind = threads.on_ranks.before(rows)
     threads.item[rows] = threads.issue(stream, turn, behind, rows, takes)
-    needs = needs_of(threads.schedule)
-    is_before = (needs.maker >= 0) & (needs.maker < columns.batch[needs.user])
-    is_op = columns.is_computed[needs.user]
-    wanted = np.flatnonzero(is_before & is_op & is_alone[needs.maker])
-    users = needs.user[wanted]
-    threads.wait(threads.item[users], threads.item[needs.maker[wanted]], users)

@@ -126,6 +126,21 @@ def place_features(threads: Threads) -> None:
     """Put the events of the schedule's features into the graph."""
     for place in functions("place", threads.schedule, threads.costs):
         place(threads)
+    if threads.columns.is_background.any():
+        _wait_for_background(threads)
+
+
+def _wait_for_background(threads: Threads) -> None:
+    """Let ops wait for what they need of ops that run beside them, such as copies."""
+    columns = threads.columns
+    needs = needs_of(threads.schedule)
+    is_before = (needs.maker >= 0) & (needs.maker < columns.batch[needs.user])
+    is_op = columns.is_computed[needs.user]
+    is_beside = columns.is_background[needs.maker]
+    wanted = np.flatnonzero(is_before & is_op & is_beside)
+    users = needs.user[wanted]
+    makers = needs.maker[wanted]
+    threads.wait(threads.item[users], threads.item[makers], makers)
 
 
 def _wait_for_makers(threads: Threads) -> None:

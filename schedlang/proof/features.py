@@ -21,6 +21,7 @@ from attrs import frozen
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.findings import diagnose
+from schedlang.schedule.kinds import BETWEEN, MEETS
 from schedlang.schedule.schedule import Schedule
 
 
@@ -49,9 +50,14 @@ FEATURES = (
         "unwritten_collectives",
         lambda schedule, costs: costs.sum_times or costs.gather_times,
     ),
-    # Gathers, sums and hops that the program writes.
+    # Exchanges of what a stage takes from a neighbour of its rank.
+    Feature("exchanges", lambda schedule, costs: len(schedule.columns.where(*BETWEEN))),
+    # Ops that meet others, which the program writes: gathers, sums, hops and exchanges.
     Feature(
-        "collectives", lambda schedule, costs: schedule.columns.is_collective.any()
+        "collectives",
+        lambda schedule, costs: (
+            schedule.columns.is_collective.any() or len(schedule.columns.where(*MEETS))
+        ),
     ),
 )
 

@@ -15,7 +15,7 @@ from schedlang.proof.graph import NOTHING
 from schedlang.proof.waits import Edge, describe
 from schedlang.schedule.columns import Ints
 from schedlang.schedule.findings import Finding, ranks_text
-from schedlang.schedule.kinds import WAITS, Kind
+from schedlang.schedule.kinds import MEETS, WAITS, Kind, op_of
 from schedlang.schedule.needs import all_needs_of
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import Transport
@@ -301,9 +301,7 @@ class Standstill:
             self.schedule, [self.edge(waiter, until) for waiter, until in crossings]
         )
         first = crossings[0][0]
-        is_of_hops = any(
-            self.schedule.columns.is_collective[waiter] for waiter, _ in crossings
-        )
+        is_of_hops = any(self.meets_replicas(waiter) for waiter, _ in crossings)
         if self.is_written(first) and is_of_hops:
             help = "change the order of one rank: let it first do what the other one waits for"
         elif self.is_written(first):
@@ -344,7 +342,7 @@ class Standstill:
         at = waiter
         if columns.is_update[waiter]:
             reason = "sum"
-        elif columns.is_collective[waiter]:
+        elif self.meets_replicas(waiter):
             reason = "collective"
             # Told is the place where the rank waits, if it does so at a hop.
             stand = self.stands_at[self.rank(waiter)]
@@ -361,7 +359,7 @@ class Standstill:
         """Whether the rank of a transfer goes on while the transfer waits, and only transfers
         behind it in its lane are held.
         """
-        if self.schedule.columns.is_collective[row]:
+        if self.meets_replicas(row):
             return False
         held = self.held_at[self.rank(row)]
         if held is not None and not self.is_transfer(held):
@@ -372,7 +370,7 @@ class Standstill:
         """The action that an action waits for: its other side, an earlier one on its own rank, or
         another one of its batch.
         """
-        if self.schedule.columns.is_collective[row]:
+        if self.meets_replicas(row):
             return self.beside(row)
         progress = Progress.AHEAD if not self.is_transfer(row) else self.progress(row)
         if progress == Progress.AHEAD:
@@ -454,6 +452,11 @@ class Standstill:
             yield batch
             others = columns.batch[channels.partner[batch]].tolist()
             heads += [each for each in dict.fromkeys(others) if each not in heads]
+
+    def meets_replicas(self, row: int) -> bool:
+        """Whether an action is a collective, or an exchange."""
+        kind = int(self.schedule.columns.kind[row])
+        return kind in MEETS or op_of(kind).is_collective
 
     def is_transfer(self, row: int) -> bool:
         """Whether an action is a transfer."""

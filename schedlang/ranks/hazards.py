@@ -176,7 +176,7 @@ class _Uses:
             reads.add(self.weights[stage])
         if op.is_copy and op.holds > 0:
             reads.add(self.on_host[what])
-        elif op.holds <= 0 and what in self.activations:
+        elif op.holds <= 0 and op.of == "own" and what in self.activations:
             reads.add(self.activations[what])
         if op.is_copy and op.holds < 0:
             writes.add(index)

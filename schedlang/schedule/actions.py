@@ -62,6 +62,11 @@ def is_background(kind: int) -> bool:
     return op_of(kind).is_background
 
 
+def is_copy(kind: int) -> bool:
+    """Whether an action copies activations to the host or another rank, or back."""
+    return op_of(kind).is_copy
+
+
 def is_collective(kind: int) -> bool:
     """Whether an action is about a whole stage and its replicas: a gather of weights, its end, or a
     sum of gradients.

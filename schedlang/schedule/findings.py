@@ -40,6 +40,21 @@ class Finding:
     edits: tuple[Edit, ...] = ()
 
 
+def here(schedule: Schedule, row: int) -> str:
+    """An action and its rank, as messages name it."""
+    rank, index = schedule.columns.place(row)
+    return f"`{schedule.name_of(rank, index)}` on rank {rank}"
+
+
+def amiss(
+    schedule: Schedule, code: str, row: int, message: str, help: str | None = None
+) -> Finding:
+    """What is wrong with an action, by its row in the schedule's columns."""
+    columns = schedule.columns
+    rank = int(columns.rank[row])
+    return Finding(code, message, rank, int(columns.source[row]), help=help)
+
+
 def diagnose(schedule: Schedule, findings: list[Finding]) -> list[Diagnostic]:
     """One diagnostic for each code and place, with the number of actions and the ranks that it
     stands for.

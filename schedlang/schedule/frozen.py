@@ -7,6 +7,7 @@ what there is to do.
     in two halves       I, W             I                                (I)
     forward again       R                R
     copies              offload, reload  offload, reload
+    exchanges           exchange F and B exchange F and B                 exchange F
     optimizer step      U
     gathers of weights  unshard, reshard  unshard, reshard               unshard, reshard
     sums of gradients   reduce
@@ -31,14 +32,15 @@ from schedlang.schedule.kinds import (
     STEPS,
     SUMS,
     Kind,
+    kinds_of,
 )
 from schedlang.schedule.layout import Layout
 
 #: What a stage does not do whose weights do not change; and what of it is left of a backward.
 _OF_WEIGHTS = (Kind.W, *STEPS, *SUMS)
 (_LEFT,) = INPUT_HALVES
-#: What it does all the same: its forward needs its weights.
-_OF_ALL = (Kind.F, *GATHERS)
+#: What it does all the same: its forward needs its weights, and what is done before it.
+_OF_ALL = (Kind.F, *GATHERS, *kinds_of(lambda op: Kind.F in op.before))
 #: No kind.
 NOTHING = 0
 

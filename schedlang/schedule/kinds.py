@@ -27,8 +27,10 @@ REPEATS = kinds_of(lambda op: op.repeats)
 AWAY = kinds_of(lambda op: op.is_copy and op.holds < 0)
 BACK = kinds_of(lambda op: op.is_copy and op.holds > 0)
 
-#: The collectives that meet others, on the ranks of replicas of their stage.
+#: The ops that meet others, on the ranks of replicas of their stage.
 MEETS = kinds_of(lambda op: op.meets)
+#: The ops that change, between two stages of their rank, what one of them hands to the other.
+BETWEEN = kinds_of(lambda op: op.of != "own")
 #: What sums the gradients of all replicas of a stage.
 REDUCES = kinds_of(lambda op: op.gradients == "sum")
 
@@ -95,5 +97,12 @@ OF_HOPS = frozenset(kinds_of(lambda op: op.is_hop))
 GATHERS = frozenset(kinds_of(lambda op: op.weights and not op.is_update))
 #: What brings the gradients of replicas together.
 SUMS = frozenset(kinds_of(lambda op: op.gradients))
-#: The kinds of an inference: forwards, and the transfers of what they make.
-FORWARD = frozenset({Kind.F, SENDS[Kind.F], RECEIVES[Kind.F]})
+#: The kinds of an inference: forwards, the transfers of what they make, and what they wait for.
+FORWARD = frozenset(
+    {
+        Kind.F,
+        SENDS[Kind.F],
+        RECEIVES[Kind.F],
+        *kinds_of(lambda op: Kind.F in op.before),
+    }
+)

@@ -63,7 +63,7 @@ RULES = (
     Rule(MAKERS[Kind.B], Kind.B, "after"),
     Rule(MAKERS[Kind.B], Kind.B, slices=1),
     *(
-        Rule((Kind(kind),), op.follows)
+        Rule((Kind(kind),), op.follows, op.of)
         for kind, op in OPS.items()
         if op.follows is not None
     ),

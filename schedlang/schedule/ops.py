@@ -18,7 +18,7 @@ from attrs import evolve, frozen
 #: plan has a WAIT_SEND: only tables of torch do.
 Kind = IntEnum(
     "Kind",
-    "F B I W R U OFFLOAD RELOAD UNSHARD RESHARD REDUCE_GRAD "
+    "F B I W R U OFFLOAD RELOAD EXCHANGE_F EXCHANGE_B UNSHARD RESHARD REDUCE_GRAD "
     "SEND_WEIGHTS RECV_WEIGHTS SEND_GRADIENTS RECV_GRADIENTS "
     "SEND_F RECV_F SEND_B RECV_B WAIT_SEND_F WAIT_SEND_B",
 )
@@ -39,12 +39,13 @@ class Op:
     field of `Costs` with its duration; without one it takes no time.
 
     An op `makes` products, each at most once for a stage and microbatch; products with
-    `is_required` are made exactly once. The op `follows` another one of its stage and microbatch,
-    whatever the layout; needs that depend on the layout are in `schedlang.schedule.needs`. An op
-    that `reads` activations or gradients of neighbouring stages runs the stage's module, and so
-    uses its weights. It is over `before` other ops of its stage and microbatch: these wait for it
-    where it is there. A half of a backward `owes` what it leaves to another op; an op that
-    `repeats` another makes again what that one made.
+    `is_required` are made exactly once. The op `follows` another one of its microbatch: one of its
+    own stage, or `of` the stages "before" it or "after" it, which are then on its rank. Needs that
+    depend on the layout are in `schedlang.schedule.needs`. An op that `reads` activations or
+    gradients of neighbouring stages runs the stage's module, and so uses its weights. It is over
+    `before` other ops of its stage and microbatch: these wait for it where it is there. A half of a
+    backward `owes` what it leaves to another op; an op that `repeats` another makes again what that
+    one made.
 
     In a building block the op takes `slots`. It `holds` 1 if it puts activations into the memory of
     its rank, -1 if it is their last use.
@@ -68,6 +69,7 @@ class Op:
     makes: tuple[Kind, ...] = ()
     is_required: bool = False
     follows: Kind | None = None
+    of: Literal["own", "before", "after"] = "own"
     before: tuple[Kind, ...] = ()
     reads: Kind | None = None
     repeats: Kind | None = None
@@ -232,6 +234,36 @@ OPS: dict[int, Op] = {
         follows=Kind.OFFLOAD,
         holds=1,
         stream=COPIES_IN,
+    ),
+    # What a stage is about to take is exchanged over the processes of a group, as tokens are with
+    # those that have their experts: activations before a forward, gradients before a backward.
+    Kind.EXCHANGE_F: Op(
+        word="exchange F",
+        name="exchange",
+        cost="exchange",
+        method="exchange_activations",
+        colours=("#e8a0a8", "#e8a0a8"),
+        pattern="rising",
+        makes=(Kind.EXCHANGE_F,),
+        follows=Kind.F,
+        of="before",
+        before=(Kind.F,),
+        stream="exchanges",
+        meets="replicas",
+    ),
+    Kind.EXCHANGE_B: Op(
+        word="exchange B",
+        name="exchange back",
+        cost="exchange_back",
+        method="exchange_gradients",
+        colours=("#b0505c", "#b0505c"),
+        pattern="falling",
+        makes=(Kind.EXCHANGE_B,),
+        follows=Kind.B,
+        of="after",
+        before=(Kind.B, Kind.I),
+        stream="exchanges",
+        meets="replicas",
     ),
     # Weights that are sharded over the replicas: an all-gather, and the end of its memory.
     Kind.UNSHARD: Op(

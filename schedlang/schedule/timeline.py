@@ -10,7 +10,7 @@ from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from schedlang.diagnostics.diagnostic import counted
-from schedlang.schedule.actions import SHOWN, first_words, is_background, word
+from schedlang.schedule.actions import SHOWN, first_words, is_copy, word
 from schedlang.schedule.fixed_point import ANY, FixedPoint
 
 
@@ -154,7 +154,7 @@ class Timeline:
     def copying(self) -> list[float]:
         """For each rank, the time that its copies to and from the host take, beside its actions."""
         return [
-            sum((bar.end - bar.start for bar in bars if is_background(bar.kind)), 0.0)
+            sum((bar.end - bar.start for bar in bars if is_copy(bar.kind)), 0.0)
             for bars in self.copies
         ]
 

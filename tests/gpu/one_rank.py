@@ -134,6 +134,46 @@ def split_backwards() -> Said:
     return said
 
 
+class Exchanged(nn.Module):
+    """A block that takes rows in another order, as an exchange would bring them."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def exchange(self, x: Tensor) -> Tensor:
+        """The rows from the last to the first."""
+        return 2 * x.flip(0)
+
+    def forward(self, x: Tensor) -> Any:
+        """Of the block's shape."""
+        return self.block(x)
+
+
+@check()
+def exchanges() -> Said:
+    """Exchanges on a stream beside that of the ops train as one process does, and nothing in a step
+    waits for the GPU.
+    """
+    join()
+    plan = compile("experts_1f1b", SIZES)
+    whole = [Exchanged(each) for each in blocks(3)]
+    alone = [Exchanged(each) for each in blocks(3)]
+    inputs, targets = batch(8)
+    for x, target in zip(inputs.chunk(4), targets.chunk(4), strict=True):
+        for number, stage in enumerate(alone):
+            x = stage(stage.exchange(x) if number else x)
+        (mse(x, target) / 4).backward()
+    pipeline = Pipeline(plan, dict(enumerate(whole)), mse)
+    pipeline.step(inputs, targets)
+    said: Said = {"off": largest_difference(whole, alone)}
+    if on_gpu():
+        said["waits"] = waits_in(lambda: pipeline.step(inputs, targets))
+    assert said["off"] < TOLERANCE, said
+    assert not said.get("waits"), said
+    return said
+
+
 class LayerDrop(nn.Module):
     """A layer that is left out at random, by a number of the CPU's generator, with dropout."""
 

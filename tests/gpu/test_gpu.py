@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="the checks need torch", exc_type=ImportErro
 #: In `make test`: two ranks, of which one has no weights.
 CORE = ("versions", "without_weights")
 REST = (
-    "programs,random_numbers,split_backwards,copies_to_the_host,norms_and_updates,not_finite,recorded,lazily,eagerly,by_edges",
+    "programs,random_numbers,split_backwards,exchanges,copies_to_the_host,norms_and_updates,not_finite,recorded,lazily,eagerly,by_edges",
     "by_edges_that_are_split,replicas,sharded,gallery,step_time,host_time,busy,death",
     "scaled,bad_batches,transformers_model,checkpoints,train_script,report",
     "graphs,graphs_that_draw,graphs_of_autocast,graph_time,graphs_of_two,graphs_of_replicas",

@@ -48,6 +48,7 @@ REFUSED = {
     "unet_1f1b": "skips from stage to stage",
     "frozen_1f1b": "frozen stages",
     "helixpipe": "second pipeline",
+    "experts_1f1b": "exchange: `1EXCHANGE_F0`",
     "recycle": "second pipeline",
     "weipipe": "second pipeline",
     "two_encoders": "stages that are no chain",

@@ -79,27 +79,87 @@ class Part(Router):
 
     def forward(self, x: Tensor) -> Tensor:
         x, share, chosen = end_component(self.routed(x))
-        # Tokens by their experts, since an exchange takes those of each process side by side:
-        #
-        #    tokens    a b c d e     chosen    0 1 0 1 1
-        #    sent      a c │ b d e   counts    2 │ 3
-        order = chosen.argsort(stable=True)
-        ours = torch.bincount(chosen, minlength=EXPERTS)
-        theirs = torch.empty_like(ours)
-        # First how many come from whom, or nobody would know how much room they need.
-        dist.all_to_all_single(theirs, ours, group=self.group)
-        come = self.exchanged(x[order], ours, theirs)
+        order, ours = by_expert(chosen)
+        theirs = counts_from_others(ours, self.group)
+        come = exchanged(x[order], ours, theirs, self.group)
         come, x, share = end_component((come, x, share))
         made, x, share = end_component((self.expert(come), x, share))
-        back = self.exchanged(made, theirs, ours)
+        back = exchanged(made, theirs, ours, self.group)
         # The order of an order is its inverse: each token is back at its own place.
         return x + share * back[order.argsort()]
 
-    def exchanged(self, tokens: Tensor, sent: Tensor, received: Tensor) -> Tensor:
-        """So many of the tokens go to each process of the group, so many come."""
-        counts = received.tolist()
-        into = tokens.new_empty(sum(counts), WIDTH)
-        return all_to_all_single(into, tokens, counts, sent.tolist(), group=self.group)
+
+def by_expert(chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """The order of tokens by their experts, since an exchange takes those of each process side by
+    side; and how many go to each.
+    """
+    #    tokens    a b c d e     chosen    0 1 0 1 1
+    #    sent      a c │ b d e   counts    2 │ 3
+    return chosen.argsort(stable=True), torch.bincount(chosen, minlength=EXPERTS)
+
+
+def counts_from_others(ours: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """How many tokens come from each process, or nobody would know how much room they need."""
+    theirs = torch.empty_like(ours)
+    dist.all_to_all_single(theirs, ours, group=group)
+    return theirs
+
+
+def exchanged(
+    tokens: Tensor, sent: Tensor, received: Tensor, group: dist.ProcessGroup
+) -> Tensor:
+    """So many of the tokens go to each process of the group, so many come."""
+    counts = received.tolist()
+    into = tokens.new_empty(sum(counts), WIDTH)
+    return all_to_all_single(into, tokens, counts, sent.tolist(), group=group)
+
+
+class Attention(Router):
+    """The first stage of a layer: it hands on the tokens in the order of their experts, and what
+    the last stage needs.
+    """
+
+    def __init__(self, whole: Whole) -> None:
+        super().__init__()
+        self.load_state_dict(whole.state_dict(), strict=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        x, share, chosen = self.routed(x)
+        order, ours = by_expert(chosen)
+        return x[order], x, share, order, ours
+
+
+class Experts(nn.Module):
+    """The second stage: the expert of this process. It takes the tokens of all processes."""
+
+    def __init__(self, whole: Whole, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.expert = build_expert()
+        self.expert.load_state_dict(whole.experts[dist.get_rank(group)].state_dict())
+        self.group = group
+
+    def exchange(self, value: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        tokens, *kept, ours = value
+        theirs = counts_from_others(ours, self.group)
+        return exchanged(tokens, ours, theirs, self.group), *kept, ours, theirs
+
+    def forward(self, tokens: Tensor, *kept: Tensor) -> tuple[Tensor, ...]:
+        return self.expert(tokens), *kept
+
+
+class Sum(nn.Module):
+    """The last stage: it adds what the experts gave to the tokens of this process."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.group = group
+
+    def exchange(self, value: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        made, x, share, order, ours, theirs = value
+        return exchanged(made, theirs, ours, self.group), x, share, order
+
+    def forward(self, back: Tensor, x: Tensor, share: Tensor, order: Tensor) -> Tensor:
+        return x + share * back[order.argsort()]
 
 
 def step_alone(
@@ -120,18 +180,39 @@ def step_alone(
             (loss / (plan.microbatches * len(batches))).backward()
 
 
-def trained(make: Callable[[], Plan], steps: int) -> tuple[float, bool]:
+def layers_whole(
+    plan: Plan, reference: list[Whole], stage: int, group: dist.ProcessGroup
+) -> nn.Module:
+    """A stage that is a layer."""
+    return Part(reference[plan.layout.piece(stage)], group)
+
+
+def layers_in_three(
+    plan: Plan, reference: list[Whole], stage: int, group: dist.ProcessGroup
+) -> nn.Module:
+    """A stage that is a third of a layer."""
+    whole = reference[stage // 3]
+    return (Attention(whole), Experts(whole, group), Sum(group))[stage % 3]
+
+
+#: Makes a stage of a plan, from the layers of one process.
+Make = Callable[[Plan, list[Whole], int, dist.ProcessGroup], nn.Module]
+
+
+def trained(make: Callable[[], Plan], build: Make, steps: int) -> tuple[float, bool]:
     """How far the weights of this process are from those of one process, after so many steps; and
     whether tokens went to other processes.
     """
     plan = make()
+    stages_of_layer = 1 if build is layers_whole else 3
     mesh = init_device_mesh("cpu", (EXPERTS, PIPE), mesh_dim_names=("experts", "pp"))
     # A group of its own, so that no message of the pipeline is taken for one of these.
     group = mesh["experts"].get_group()
     torch.default_generator.manual_seed(0)
-    reference = [Whole().double() for _ in range(plan.layout.pieces)]
+    layers = plan.layout.pieces // stages_of_layer
+    reference = [Whole().double() for _ in range(layers)]
     stages = {
-        stage: Part(reference[plan.layout.piece(stage)], group).double()
+        stage: build(plan, reference, stage, group).double()
         for stage in plan.stages_of(mesh.get_local_rank("pp"))
     }
     own = [weight for stage in stages.values() for weight in stage.parameters()]
@@ -155,7 +236,8 @@ def trained(make: Callable[[], Plan], steps: int) -> tuple[float, bool]:
         optimizer.zero_grad()
     worst = 0.0
     for number, stage in stages.items():
-        whole = reference[plan.layout.piece(number)].state_dict()
+        layer = plan.layout.piece(number) // stages_of_layer
+        whole = reference[layer].state_dict()
         expert = f"experts.{mesh.get_local_rank('experts')}."
         for name, weight in stage.state_dict().items():
             worst = max(
@@ -167,19 +249,20 @@ def trained(make: Callable[[], Plan], steps: int) -> tuple[float, bool]:
 
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize(
-    "make",
+    ("name", "build"),
     [
-        partial(program, "interleaved_overlap", ranks=PIPE, microbatches=4),
-        partial(program, "dualpipe_v", ranks=PIPE, microbatches=4),
-        partial(program, "zb_h1", ranks=PIPE, microbatches=4),
+        ("interleaved_overlap", layers_whole),
+        ("dualpipe_v", layers_whole),
+        ("zb_h1", layers_whole),
+        ("experts_1f1b", layers_in_three),
     ],
-    ids=["interleaved_overlap", "dualpipe_v", "zb_h1"],
 )
 def test_experts_train_as_in_one_process(
-    make: Callable[[], Plan], steps: int, run_ranks: Run
+    name: str, build: Make, steps: int, run_ranks: Run
 ) -> None:
+    make = partial(program, name, ranks=PIPE, microbatches=4)
     for worst, are_exchanged in run_ranks(
-        partial(trained, make, steps), EXPERTS * PIPE
+        partial(trained, make, build, steps), EXPERTS * PIPE
     ).results():
         assert worst < 1e-11
         assert are_exchanged

@@ -21,6 +21,7 @@ from schedlang import Costs, Plan, compile, read_source
 from schedlang.ranks.gpu_streams import Event, Record, Wait, gpu_steps
 from schedlang.ranks.gpu_streams import Run as RunOn
 from schedlang.runtime.parts.edge_wire import EdgeWire
+from schedlang.runtime.parts.exchanges import Beside, Exchanges
 from schedlang.runtime.parts.gpu_copies import CopiesOfGpu, Streams
 from schedlang.runtime.parts.hops import Ring
 from schedlang.runtime.parts.offload import Offload
@@ -71,6 +72,7 @@ class NotedStreams(Streams):
         self.device = torch.device("cpu")
         self.copies_out = NotedStream("copies out", log)
         self.copies_in = NotedStream("copies in", log)
+        self.exchanges = NotedStream("exchanges", log)
         self._compute = NotedStream("compute", log)
         self._action = action
 
@@ -97,10 +99,14 @@ def noted_step(plan: Plan) -> list[tuple[str, str, int]]:
         assert action is not None
         return action
 
+    beside = Beside(NotedStreams(log, at))  # type: ignore[arg-type]
     for stage in ours._stages.values():
         for part in stage.parts:
             if isinstance(part, Offload):
                 part.copies = CopiesOfGpu(NotedStreams(log, at))
+            if isinstance(part, Exchanges):
+                part.beside = beside
+                stage.module.exchange = torch.clone  # type: ignore[assignment]
 
     def post(begin: Any, sends: bool) -> Any:
         """As NCCL does: behind what was computed, with an event at the end."""
@@ -191,6 +197,7 @@ PLANS = (
     ("unet_1f1b", 2, 4),
     ("zb_v", 2, 4),
     ("interleaved_1f1b", 2, 4),
+    ("experts_1f1b", 2, 3),
 )
 
 

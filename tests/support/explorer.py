@@ -20,7 +20,13 @@ from attrs import define, evolve, field, frozen
 
 from schedlang import Kind, Schedule
 from tests.support.graph import far_edges, is_near, pieces
-from tests.support.own_collectives import EVENTS, are_in_place, awaited, sides
+from tests.support.own_collectives import (
+    EVENTS,
+    EXCHANGES,
+    are_in_place,
+    awaited,
+    sides,
+)
 from tests.support.own_needs import HOPS
 from tests.support.own_order import is_in_order
 
@@ -127,7 +133,7 @@ class _Explorer:
         #: way, and of each rank its last.
         self.events: dict[tuple[int, int, int], _Event] = {}
         self.numbers: Counter[tuple[int, int]] = Counter()
-        self.over: dict[tuple[int, int], int] = defaultdict(int)
+        self.over: dict[tuple[int, ...], int] = defaultdict(int)
         self.last = [0] * len(schedule.ranks)
         self.bits = 0
         for rank in range(len(schedule.ranks)):
@@ -213,12 +219,16 @@ class _Explorer:
         for kind, stage, unit in (
             self.schedule.ranks[rank].row(index)[:3] for index in batch
         ):
-            needs = reduce(or_, (self.over[each, stage] for each in awaited(kind)), 0)
+            needs = reduce(
+                or_,
+                (self.over[self.key(each, stage, unit)] for each in awaited(kind)),
+                0,
+            )
             if needs & ~passed:
                 self.waits.append(_Wait(self.new_bit(), passed | needs, rank))
                 passed |= self.waits[-1].bit
             if kind in (*EVENTS, *HOPS):
-                self.begin(rank, kind, stage, passed)
+                self.begin(rank, kind, stage, unit, passed)
             if kind in (Kind.B, Kind.W):
                 self.made[stage, unit] = rank, passed
             if kind == Kind.U and len(layout.pipelines) > 1:
@@ -237,14 +247,19 @@ class _Explorer:
                 passed |= self.waits[-1].bit
         return passed
 
-    def begin(self, rank: int, kind: int, stage: int, passed: int) -> None:
-        """A rank comes to a gather, a sum or a hop, and begins it once its last one is begun by
-        all.
+    def key(self, kind: int, stage: int, unit: int) -> tuple[int, ...]:
+        """What an action waits for: of exchanges that of its microbatch."""
+        return (kind, stage, unit) if kind in EXCHANGES else (kind, stage)
+
+    def begin(self, rank: int, kind: int, stage: int, unit: int, passed: int) -> None:
+        """A rank comes to a gather, a sum, a hop or an exchange, and begins it once its last one is
+        begun by all.
         """
         begun = passed | self.last[rank]
         both = sides(self.schedule, kind, stage)
         if len(both) > 1:
-            key = *both[0], self.numbers[kind, stage]
+            number = unit if kind in EXCHANGES else self.numbers[kind, stage]
+            key = *both[0], number
             if key not in self.events:
                 self.events[key] = _Event(self.new_bit(), len(both))
             self.events[key].sides.append(begun)
@@ -252,8 +267,9 @@ class _Explorer:
         # By itself a rank is done with it as soon as it has begun it.
         self.last[rank] = begun
         self.numbers[kind, stage] += 1
-        earlier = 0 if kind == Kind.UNSHARD else self.over[kind, stage]
-        self.over[kind, stage] = earlier | begun
+        own = self.key(kind, stage, unit)
+        earlier = 0 if kind == Kind.UNSHARD else self.over[own]
+        self.over[own] = earlier | begun
 
     def lane(self, rank: int, batch: range) -> Hashable:
         """Batches of one lane go one after the other."""

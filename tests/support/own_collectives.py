@@ -9,8 +9,10 @@ from tests.support.graph import pieces
 from tests.support.own_hops import comes_home, next_replica, travelling
 from tests.support.own_needs import HOPS, needs
 
+#: Exchanges, which are of a microbatch.
+EXCHANGES = (Kind.EXCHANGE_F, Kind.EXCHANGE_B)
 #: What all replicas of a stage come to together, and what else there is of it.
-EVENTS = (Kind.UNSHARD, Kind.REDUCE_GRAD)
+EVENTS = (Kind.UNSHARD, Kind.REDUCE_GRAD, *EXCHANGES)
 COLLECTIVES = (*EVENTS, Kind.RESHARD)
 #: What runs a stage's module, and what adds to its gradient.
 USES = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
@@ -95,9 +97,13 @@ def _has_sums(kinds: list[int]) -> bool:
 
 def awaited(kind: int) -> tuple[Kind, ...]:
     """What of its stage must be over before a rank goes on to an action: for an op the gather or the
-    hop that brings its weights, for an update its sums, for a send of a hop what it passes on, and
-    for the end of weights all that was sent.
+    hop that brings its weights, and the exchange of its microbatch; for an update its sums, for a
+    send of a hop what it passes on, and for the end of weights all that was sent.
     """
+    if kind == Kind.F:
+        return (Kind.UNSHARD, Kind.RECV_WEIGHTS, Kind.EXCHANGE_F)
+    if kind in (Kind.B, Kind.I):
+        return (Kind.UNSHARD, Kind.RECV_WEIGHTS, Kind.EXCHANGE_B)
     if kind in USES:
         return (Kind.UNSHARD, Kind.RECV_WEIGHTS)
     if kind == Kind.RESHARD:
@@ -138,15 +144,19 @@ class Begun:
         self.open: list[list[Row]] = [[] for _ in schedule.ranks]
         self.counts: Counter[tuple[int, int]] = Counter()
 
-    def begin(self, rank: int, kind: int, stage: int) -> None:
-        """A rank comes to a gather, a sum or a hop."""
-        self.open[rank].append((kind, stage, self.counts[kind, stage]))
+    def begin(self, rank: int, kind: int, stage: int, unit: int) -> None:
+        """A rank comes to a gather, a sum, a hop or an exchange."""
+        number = unit if kind in EXCHANGES else self.counts[kind, stage]
+        self.open[rank].append((kind, stage, number))
         self.counts[kind, stage] += 1
 
-    def keep(self, rank: int, kind: int, stage: int) -> bool:
+    def keep(self, rank: int, kind: int, stage: int, unit: int) -> bool:
         """Whether an action of a stage waits for some of these."""
         return any(
-            each in awaited(kind) and of == stage for each, of, _ in self.open[rank]
+            each in awaited(kind)
+            and of == stage
+            and (each not in EXCHANGES or number == unit)
+            for each, of, number in self.open[rank]
         )
 
     def meet(self) -> bool:
@@ -193,9 +203,9 @@ class _Run:
             return False
         kind, stage, unit = self.ranks[rank][self.at[rank]]
         if kind in EVENTS:
-            self.begun.begin(rank, kind, stage)
+            self.begun.begin(rank, kind, stage, unit)
         elif kind != Kind.RESHARD:
-            if self.begun.keep(rank, kind, stage):
+            if self.begun.keep(rank, kind, stage, unit):
                 return False
             if not all(
                 need in self.made for need in needs(self.schedule, kind, stage, unit)

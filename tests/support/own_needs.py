@@ -13,10 +13,12 @@ HOPS = (Kind.SEND_WEIGHTS, Kind.RECV_WEIGHTS, Kind.SEND_GRADIENTS, Kind.RECV_GRA
 def needs(schedule: Schedule, kind: int, stage: int, microbatch: int) -> list[Op]:
     """The ops whose results an op needs; Kind.B is the gradient of an input, whoever makes it."""
     layout = schedule.layout
+    exchanged = _exchanged(schedule, kind, stage, microbatch)
     if kind == Kind.F:
         found: list[Op] = [
             (Kind.F, before, microbatch) for before in layout.before[stage]
         ]
+        found += exchanged
         return found + (
             [(Kind.F, stage, microbatch - 1)] if microbatch % layout.slices else []
         )
@@ -26,6 +28,7 @@ def needs(schedule: Schedule, kind: int, stage: int, microbatch: int) -> list[Op
         own = Kind.RELOAD if (stage, microbatch) in schedule.offloaded else own
         found = [(own, stage, microbatch)]
         found += [(Kind.B, after, microbatch) for after in layout.after[stage]]
+        found += exchanged
         is_last_slice = (microbatch + 1) % layout.slices == 0
         return found + ([] if is_last_slice else [(Kind.B, stage, microbatch + 1)])
     if kind == Kind.U:
@@ -38,6 +41,10 @@ def needs(schedule: Schedule, kind: int, stage: int, microbatch: int) -> list[Op
         ]
     if kind in (Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD, *HOPS):
         return []
+    if kind == Kind.EXCHANGE_F:
+        return [(Kind.F, stage - 1, microbatch)]
+    if kind == Kind.EXCHANGE_B:
+        return [(Kind.B, stage + 1, microbatch)]
     of_own = {
         Kind.W: Kind.B,
         Kind.R: Kind.F,
@@ -45,6 +52,15 @@ def needs(schedule: Schedule, kind: int, stage: int, microbatch: int) -> list[Op
         Kind.RELOAD: Kind.OFFLOAD,
     }
     return [(of_own[Kind(kind)], stage, microbatch)]
+
+
+def _exchanged(schedule: Schedule, kind: int, stage: int, microbatch: int) -> list[Op]:
+    """The exchange of what an op takes, if there is one."""
+    exchange = Kind.EXCHANGE_F if kind == Kind.F else Kind.EXCHANGE_B
+    columns = schedule.columns
+    rows = columns.where(exchange)
+    is_it = (columns.stage[rows] == stage) & (columns.microbatch[rows] == microbatch)
+    return [(exchange, stage, microbatch)] if is_it.any() else []
 
 
 def receive_of(schedule: Schedule, need: Op, stage: int) -> Op:

@@ -9,7 +9,7 @@ from collections import defaultdict
 
 from schedlang import Kind, Schedule
 from tests.support.graph import far_edges, is_near, pieces
-from tests.support.own_collectives import COLLECTIVES
+from tests.support.own_collectives import COLLECTIVES, EXCHANGES
 from tests.support.own_needs import HOPS
 
 Row = tuple[int, int, int]
@@ -49,6 +49,7 @@ def is_in_order(schedule: Schedule) -> bool:
             for rank, own in enumerate(rows)
             for row in own
         )
+        and are_exchanged(schedule)
         and _is_complete(schedule, set(everything))
         and all(_has_all_needs(schedule, rank) for rank in range(len(rows)))
         and all(
@@ -56,6 +57,56 @@ def is_in_order(schedule: Schedule) -> bool:
             for stage, rank in enumerate(schedule.placement)
         )
     )
+
+
+def are_exchanged(schedule: Schedule) -> bool:
+    """Whether exchanges stand where they must: between the ops of two neighbouring stages of a
+    rank, whose activations and gradients are both exchanged, or neither.
+    """
+    rows = [
+        [actions.row(index)[:3] for index in range(len(actions))]
+        for actions in schedule.ranks
+    ]
+    everything = [row for rank in rows for row in rank]
+    beside = (*COLLECTIVES, *HOPS)
+    trains = any(kind not in (*FORWARD, *beside) for kind, *_ in everything)
+    for rank, own in enumerate(rows):
+        for at, (kind, stage, unit) in enumerate(own):
+            if kind not in EXCHANGES:
+                continue
+            forwards = kind == Kind.EXCHANGE_F
+            if not 0 <= stage < len(schedule.placement):
+                return False
+            other = stage - 1 if forwards else stage + 1
+            if not _is_between(schedule, rank, stage, other):
+                return False
+            if not 0 <= unit < _units(schedule, stage) or everything.count(own[at]) > 1:
+                return False
+            ops = (Kind.F,) if forwards else (Kind.B, Kind.I)
+            before = own[:at]
+            if not any((op, other, unit) in before for op in ops):
+                return False
+            if any((op, stage, unit) in before for op in ops):
+                return False
+            if not forwards and not has_backward(schedule, stage):
+                return False
+            counterpart = Kind.EXCHANGE_B if forwards else Kind.EXCHANGE_F
+            is_one_way = forwards and not (trains and has_backward(schedule, other))
+            if not is_one_way and (counterpart, other, unit) not in everything:
+                return False
+    return True
+
+
+def _is_between(schedule: Schedule, rank: int, stage: int, other: int) -> bool:
+    """Whether a rank has a stage and its neighbour, and nothing else comes to the stage from that
+    side.
+    """
+    layout = schedule.layout
+    placement = schedule.placement
+    near = is_near(layout, min(stage, other))
+    this_side = 1 if other < stage else 0
+    far = [edge for edge in far_edges(layout) if edge[this_side] == stage]
+    return near and not far and placement[stage] == placement[other] == rank
 
 
 def _ends(schedule: Schedule, stage: int) -> tuple[int, int]:

@@ -133,6 +133,17 @@ def meshes() -> Iterator[Names]:
     names["pipeline"].step(names["inputs"], names["targets"])
 
 
+def exchanges() -> Iterator[Names]:
+    """Processes in a mesh of two pipelines and two experts, which train."""
+    from torch.distributed.nn.functional import all_to_all_single
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("experts", "pp"))
+    names = common(program("1f1b", ranks=2, microbatches=4))
+    names |= {"mesh": mesh, "group": mesh["experts"].get_group()}
+    yield names | {"all_to_all_single": all_to_all_single}
+    names["pipeline"].step(names["inputs"], names["targets"])
+
+
 def sharded() -> Iterator[Names]:
     """The same, with stages that FSDP shards."""
     from torch.distributed.fsdp import fully_shard

@@ -49,7 +49,7 @@ _TRAINS = re.compile(r"schedc run|schedlang\.runtime")
 _ALONE = re.compile(r"schedc (?!run )[^\n|<>;&$*?~`\\]+\n?")
 #: The scripts that import for many seconds, or need four processes; what they show has tests of its
 #: own.
-_SLOW = ("sharded", "llama", "packed", "meshes", "teacher", "standby")
+_SLOW = ("sharded", "llama", "packed", "meshes", "exchanges", "teacher", "standby")
 _TOOLS = {
     "python": "",
     "schedc": "-m schedlang",

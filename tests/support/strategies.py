@@ -15,6 +15,7 @@ from schedlang.schedule.schedule import Schedule
 from tests.support.graph import far_edges, has_after, has_before, is_near, pieces
 from tests.support.own_collectives import EVENTS, Begun, are_in_place
 from tests.support.own_needs import HOPS
+from tests.support.own_order import are_exchanged
 
 
 @st.composite
@@ -193,7 +194,8 @@ class _Oracle:
         self.gradients: list[tuple[int, int, int]] = []
         kinds = {row[0] for rank in self.rows for row in rank}
         gathers = {Kind.UNSHARD, Kind.RESHARD, *HOPS}
-        self.forward_only = kinds <= {Kind.F, Kind.SEND_F, Kind.RECV_F, *gathers}
+        forward = {Kind.F, Kind.SEND_F, Kind.RECV_F, Kind.EXCHANGE_F}
+        self.forward_only = kinds <= {*forward, *gathers}
         self.schedule = schedule
         # The version of its weights that each forward has read, and that of each update; by stage,
         # how many updates it has made, and how many gradients of its weights.
@@ -228,6 +230,8 @@ class _Oracle:
         ]
 
     def run(self) -> bool:
+        if not are_exchanged(self.schedule):
+            return False
         # Round and round, as long as any rank gets on: where none does, the plan is stuck or done.
         progress = True
         while progress:
@@ -297,7 +301,7 @@ class _Oracle:
                 return None
             if self.waits_for_replicas(rank, batch):
                 return False
-            if any(self.begun.keep(rank, *self.rows[rank][i][:2]) for i in batch):
+            if any(self.begun.keep(rank, *self.rows[rank][i][:3]) for i in batch):
                 return False
             if len(batch) > 1 and any(
                 self.rows[rank][i][0] in (Kind.OFFLOAD, Kind.RELOAD) for i in batch
@@ -417,7 +421,7 @@ class _Oracle:
         ):
             return False
         if kind in (*EVENTS, *HOPS):
-            self.begun.begin(rank, kind, s)
+            self.begun.begin(rank, kind, s, u)
         if kind in (*EVENTS, *HOPS, Kind.RESHARD):
             return True
         first = self.is_first(s)

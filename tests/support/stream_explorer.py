@@ -232,6 +232,9 @@ def own_uses(schedule: Schedule, rank: int) -> dict[tuple[int, bool], Uses]:
             found[index, False] = {index}, {index} if is_sum else set()
             if is_sum:
                 has.summed[stage].add(index)
+        elif kind in (Kind.EXCHANGE_F, Kind.EXCHANGE_B):
+            # What passes between two stages of a rank is no tensor of this list.
+            found[index, False] = set(), set()
         elif kind == Kind.U:
             found[index, True] = has.summed.pop(stage, set()), set()
         elif kind == Kind.OFFLOAD:

@@ -10,9 +10,11 @@ from math import log, sqrt
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from schedlang import Costs, Kind, compile, simulate
+from schedlang.extras.search.unit_order import Unit, best_order, pair_of_units
+from schedlang.extras.search.unit_order import makespan as time_of
 from schedlang.plan.plan import Plan
 from schedlang.ranks.warm_up import warm_ups
 from schedlang.ranks.weights import follow_weights
@@ -78,6 +80,7 @@ HELIX_HIDDEN = 4096
 HELIX_MICROBATCHES = (16, 32)
 AF_SIZE = {"ranks": 8, "microbatches": 48}
 AF_LAYERS = 16
+EXPERTS_SIZE = {"ranks": 8, "microbatches": 64}
 BIGMAC_RANKS = 8
 INFINIPIPE_SIZE = {"ranks": 8, "microbatches": 16, "slices": 8}
 #: What it takes a slice to see another one, as a share of what else it computes.
@@ -343,6 +346,38 @@ def af_pipe_row(share: float) -> str:
     return line([f"{share:.0%}", f"{gain:.2f}", *(f"{each:.1%}" for each in idle)])
 
 
+def experts_row(share: float) -> str:
+    """The row of the share of a forward in which tokens are exchanged."""
+    # Attention and experts take 1 each, and twice that in a backward.
+    exchange = share / (1 - share)
+    forward = [
+        Unit("attention", 1),
+        Unit("dispatch", exchange, "network"),
+        Unit("experts", 1),
+        Unit("combine", exchange, "network"),
+    ]
+    whole = [
+        unit if unit.resource == "network" else evolve(unit, time=2) for unit in forward
+    ]
+    halves = [unit for unit in forward if unit.resource == "compute"]
+    apart = 6 + 4 * exchange
+    pairs = [
+        time_of(best_order(units))
+        for units in (
+            pair_of_units(forward, whole[::-1]),
+            pair_of_units(forward, forward[::-1], halves),
+        )
+    ]
+    exposed = Costs(
+        forward_times=(2 + 2 * exchange,), backward_times=(4 + 2 * exchange,)
+    )
+    other = simulate(compile("1f1b", EXPERTS_SIZE), exposed).timeline.makespan
+    plan = compile("experts_1f1b", EXPERTS_SIZE)
+    own = simulate(plan, Costs(exchange_times=(exchange,))).timeline.makespan
+    gains = [*(apart / pair for pair in pairs), other / own]
+    return line([f"{share:.0%}", *(f"{gain:.2f}" for gain in gains)])
+
+
 def bigmac_row(encoding: int, generating: int, microbatches: int) -> str:
     """The row of what encoder and generator take, in hundredths of a stage of the language model, and
     of so many microbatches for each rank.
@@ -557,6 +592,7 @@ SECTIONS = (
         ),
     ),
     Section("DisagMoE", af_pipe_row, (0.0, 0.2, 0.4, 0.6, 0.8)),
+    Section("Combined 1F1B", experts_row, (0.2, 0.3, 0.4, 0.5, 0.6)),
     Section("InfiniPipe", infinipipe_row, (15, 12, 8, 4, 2, 1)),
     Section("BPipe", bpipe_row, (4, 8, 16)),
     Section("Mario", mario_row, ((4, 4), (8, 8), (8, 16), (16, 16), (16, 64))),

@@ -19,7 +19,7 @@ def meanings() -> dict[str, str]:
     for forms, meaning in _ROW.findall(text):
         # A row of a table has all forms of a word at once: | `F(s)`, `F(s, m)` | the forward … |
         for form in re.findall(r"`([^`]+)`", forms):
-            word = re.match(r"(?:send|recv) \w+|\w+", form)
+            word = re.match(r"(?:send|recv|exchange) \w+|\w+", form)
             # The first table that has a word is about it; others may name it beside.
             if word and word.group() not in by_word:
                 by_word[word.group()] = f"{forms}: {_without_links(meaning)}"

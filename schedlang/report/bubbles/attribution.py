@@ -30,7 +30,7 @@ CAUSES = {
     "transfer": "what it waits for is on its way between those ranks",
     "transport": "what it waits for could be there: the transport holds it, or the rank, back",
     "copy": "what it waits for comes from the host",
-    "collective": "gradients are summed over replicas, or sharded weights gathered",
+    "collective": "gradients are summed, sharded weights gathered, or tokens exchanged",
 }
 
 

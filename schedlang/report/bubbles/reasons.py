@@ -18,7 +18,7 @@ from schedlang.schedule.columns import Flags, Floats, Ints, members
 
 class Why(IntEnum):
     """What is behind a wait: an op or a copy that runs; or its result is on its way, as a transfer,
-    or held back by the transport; or a sum or a gather goes on.
+    or held back by the transport; or ranks sum, gather or exchange something.
     """
 
     OP, COPY, TRANSFER, TRANSPORT, COLLECTIVE = range(5)
@@ -123,10 +123,13 @@ def _follow(waits: Waits, open: Gaps, gap: Ints, pieces: "_Pieces") -> _Open:
     pieces.add(Why.TRANSFER, is_step & is_made, gap, sent, there, maker, open.rank)
     end = np.minimum(open.end, made)
     sender = waits.rank[maker]
-    is_copy = is_made & (maker >= waits.first[-1])
+    is_beside = is_made & (maker >= waits.first[-1])
+    is_copy = is_beside & waits.schedule.columns.is_copy[waits.head[maker]]
+    is_exchange = is_beside & ~is_copy
     pieces.add(Why.COPY, is_copy, gap, open.start, end, maker, sender)
+    pieces.add(Why.COLLECTIVE, is_exchange, gap, open.start, end, maker, sender)
     # While the maker's rank was not there yet, it ran something, or waited in its turn.
-    goes_on = np.flatnonzero(is_made & ~is_copy & (open.start < end))
+    goes_on = np.flatnonzero(is_made & ~is_beside & (open.start < end))
     return _during(
         waits, sender[goes_on], open.start[goes_on], end[goes_on], gap[goes_on], pieces
     )

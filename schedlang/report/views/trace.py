@@ -65,8 +65,8 @@ def _names(picture: Picture) -> Iterator[_Event]:
         yield _about(ops, "process_sort_index", sort_index=rank)
         yield _about(ops, "thread_name", name="ops")
         if picture.has_copies:
-            are_copies = any(picture.timeline.copying)
-            beside = "copies" if are_copies else "gathers and sums"
+            kinds = {box.bar.kind for row in picture.copies for box in row}
+            beside = ", ".join(sorted({OPS[kind].stream for kind in kinds}))
             yield _about(_Thread(rank, copies=True), "thread_name", name=beside)
 
 

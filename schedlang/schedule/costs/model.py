@@ -108,6 +108,9 @@ class Costs:
     #: A copy to a rank that keeps what is away takes as long as its bytes, where they are given.
     offload_times: _UnitValues = time_of("`offload`", "forward_times")
     reload_times: _UnitValues = time_of("`reload`", "offload_times")
+    #: Exchanges of what a stage takes; without, they take no time.
+    exchange_times: _UnitValues = time_of("`exchange F`")
+    exchange_back_times: _UnitValues = time_of("`exchange B`", "exchange_times")
     #: Ops that `overlap`, together; without, as long as one after the other.
     overlap_times: _Values = cost(
         "time", "stage", "durations of overlaps", together="overlap"
