@@ -629,5 +629,11 @@ def shares(layout: Layout) -> list[list[int]]:
     # With two pipelines, 8 microbatches and 2 updates: [[0, 1, 4, 5], [2, 3, 6, 7]].
     for _ in range(layout.updates):
         for mine, pipeline in zip(of_pipelines, layout.pipelines, strict=True):
-            mine += islice(numbers, pipeline.microbatches // layout.updates)
+            if layout.follower(pipeline) is None:
+                mine += islice(numbers, pipeline.microbatches // layout.updates)
+    # A pipeline that runs ahead has those of the pipeline that it hands over to.
+    for mine, pipeline in zip(of_pipelines, layout.pipelines, strict=True):
+        follower = layout.follower(pipeline)
+        if follower is not None:
+            mine += of_pipelines[layout.pipelines.index(follower)]
     return of_pipelines

@@ -30,8 +30,13 @@ def build_stages(site: Site) -> dict[int, Stage]:
         )
     for number, stage in stages.items():
         # Values between two stages of one rank are no messages: the stages share dictionaries.
-        if number + 1 in stages and plan.layout.hands_on(number):
-            stage.pass_to(stages[number + 1])
+        following = stages.get(number + 1)
+        if following is None:
+            continue
+        if plan.layout.hands_on(number):
+            stage.pass_to(following)
+        elif number + 1 in plan.layout.gradients_from[number]:
+            stage.get_gradients_from(following)
     return stages
 
 

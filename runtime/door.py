@@ -325,8 +325,13 @@ FEATURES: dict[str, Feature] = {
     ),
     "far edges": Feature(
         "edges to other stages than the next one, and skips",
-        lambda asked, stage: bool(asked.plan.layout.far_edges),
+        lambda asked, stage: bool(asked.plan.layout.graph or asked.plan.layout.skips),
         "far_edges",
+    ),
+    "handovers": Feature(
+        "pipelines that run ahead of others",
+        lambda asked, stage: bool(asked.plan.layout.handovers),
+        "handovers",
     ),
     "turns": Feature("forwards that overlap backwards", _overlaps, "turns"),
     "exchanges": Feature(

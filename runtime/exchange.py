@@ -30,6 +30,7 @@ from schedlang.runtime.messages import (
     Channel,
     GradientReceive,
     GradientSend,
+    LoneGradientSend,
     Receive,
     Send,
 )
@@ -134,6 +135,8 @@ class Exchange:
         message: Send | Receive
         if is_send(kind):
             send = GradientSend if is_gradient else ActivationSend
+            if not self.plan.layout.carries(SENDS[Kind.F], channel.number):
+                send = LoneGradientSend
             message = send(channel, microbatch, box)
         else:
             receive = GradientReceive if is_gradient else ActivationReceive
@@ -258,7 +261,7 @@ class Exchange:
         first = min(number, layout.counterpart(kind, number)[1])
         if first not in self._channels:
             peer = self.plan.peer(kind, number)
-            earlier = min(layout.ends(kind, number))
+            earlier = layout.earlier(kind, number)
             assert peer is not None
             # The shapes in one model may depend on the inputs of models that are linked with it.
             linked = _linked(layout, layout.pipeline_of[earlier])
@@ -286,10 +289,11 @@ class Exchange:
         return f"what stage {earlier} returns for stage {later}"
 
     def _takes_part(self, rank: int, first: int) -> bool:
-        """Whether a rank has a stage of the pipeline with this first stage. With several models,
-        all ranks take part in each, to know when all of them have ended.
+        """Whether a rank has a stage of the pipeline with this first stage, or of one that hands
+        microbatches over. With several models, all ranks take part in each, to know when all of
+        them have ended.
         """
-        if self.plan.layout.models:
+        if self.plan.layout.models or self.plan.layout.handovers:
             return True
         pipeline = self.plan.layout.pipeline_of[first]
         return rank in self.plan.placement[pipeline.start : pipeline.stop]
@@ -351,7 +355,7 @@ class Exchange:
 
 
 def _linked(layout: Layout, pipeline: Pipeline) -> set[Pipeline]:
-    """A pipeline, and the pipelines of other models that are connected with it by edges."""
+    """A pipeline, and other pipelines that are connected with it by edges."""
     linked = {pipeline}
     count = 0
     # Repeat until nothing is added, since an edge may connect a pipeline that a later edge links.

@@ -297,6 +297,21 @@ class GradientSend(Send):
         )
 
 
+class LoneGradientSend(GradientSend):
+    """The send of gradients over a channel that has no activations, since the input came from
+    another pipeline. Its box has pairs of the input's spec and the gradients.
+    """
+
+    __slots__ = ()
+
+    def tensors(self) -> list[Tensor]:
+        """The gradients. In place of the first activation of a new form, they announce its spec."""
+        spec, gradients = self.box.pop(self.microbatch)
+        if self.form.spec is None:
+            self.channel.announce(self.form, spec)
+        return self.form.gradients.pack(gradients, self.channel.what)
+
+
 class Receive(Message):
     """A receive, which begins at its place in the plan, or in a new step at the wait for it."""
 

@@ -55,15 +55,18 @@ _NOTHING = nullcontext()
 class StagePlan:
     """What a plan says about a stage.
 
-    `has_input` and `has_output` do not count the values of far edges. `is_first`: the stage takes
-    inputs of the model. `is_end`: it hands on nothing, and has no `loss_fn`. `ends_backward`: its
-    input needs no gradient, since it comes from outside or from a stage without a backward.
+    `has_input` does not count the values of far edges. `has_output`: the next stage of its pipeline
+    takes its output or gives gradients for it, or it makes the loss; `hands_on`: one of the first
+    and the last. `is_first`: the stage takes inputs of the model. `is_end`: it hands on nothing,
+    and has no `loss_fn`. `ends_backward`: its input needs no gradient, since it comes from outside
+    or from a stage without a backward.
     `microbatches` are those of its model; another plan for a step may have more or fewer.
     """
 
     number: int
     has_input: bool = True
     has_output: bool = True
+    hands_on: bool = True
     is_first: bool = True
     is_end: bool = False
     has_backward: bool = True
@@ -77,11 +80,14 @@ class StagePlan:
         return cls(
             number,
             layout.is_first(number) or layout.follows(number),
+            layout.is_last(number)
+            or layout.hands_on(number)
+            or number + 1 in layout.gradients_from[number],
             layout.is_last(number) or layout.hands_on(number),
             layout.is_first(number),
             layout.is_end(number) and not layout.is_last(number),
             layout.has_backward[number],
-            not layout.follows(number) or not layout.has_backward[number - 1],
+            not layout.returns_gradients(number),
             layout.microbatches_of(number),
         )
 
@@ -223,6 +229,12 @@ class Stage:
         following.inputs = self.outputs
         self.gradients = following.input_gradients
 
+    def get_gradients_from(self, following: "Stage") -> None:
+        """Share gradients with the next stage, which is on the same rank and takes the output of
+        another pipeline.
+        """
+        self.gradients = following.input_gradients
+
     def follow(self, plan: Plan) -> None:
         """Take the microbatches of this plan from now on."""
         self.plan = StagePlan.of(plan, self.number)
@@ -272,7 +284,7 @@ class Stage:
         options = self.options_of(microbatch)
         run = Forward(microbatch, input, options, has_graph=False, is_evaluation=True)
         output = self.run(run)
-        if self.plan.has_output:
+        if self.plan.hands_on:
             self.outputs[microbatch] = output
 
     def update(self, _: int = 0) -> None:
@@ -308,7 +320,7 @@ class Stage:
 
     def put_output(self, microbatch: int, output: Value) -> None:
         """Store the output of a forward in training for the next stage."""
-        if self.plan.has_output:
+        if self.plan.hands_on:
             self.outputs[microbatch] = output
         if self.stage_after is not None:
             self._handed_on[microbatch] = self._changes_of(output)

@@ -114,8 +114,8 @@ def _why_no_models(plan: Plan) -> str | None:
         return f"the stages of `{plan.name}` also read older versions of their weights"
     if plan.layout.models:
         return f"`{plan.name}` trains several models"
-    if plan.layout.edges or plan.layout.skips:
-        what = "edges" if plan.layout.edges else "skips"
+    if plan.layout.graph or plan.layout.skips:
+        what = "edges" if plan.layout.graph else "skips"
         return f"`{plan.name}` has {what}, so its model depends on its stages"
     return None
 

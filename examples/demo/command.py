@@ -68,7 +68,7 @@ def main() -> NoReturn:
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     workload, checkpoints = _start(options)
     # The rank of the last stage has the losses, so it does the talking.
-    writer = workload.plan.placement[-1]
+    writer = workload.writer
     if dist.get_rank() == writer:
         print_header(workload)
     try:

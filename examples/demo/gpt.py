@@ -206,7 +206,7 @@ def cut_gpt(
 
     ValueError for more stages than layers.
     """
-    is_graph = bool(layout.edges) or layout.models
+    is_graph = bool(layout.graph) or layout.models
     parts = (_of_graph if is_graph else _of_chain)(layers, layout)
     for stage in layout.frozen:
         for layer in parts[stage].values():
@@ -277,7 +277,9 @@ def run_gpt(
         if model not in inputs:
             continue
         given = [inputs[model]] if layout.is_first(number) else []
-        given += [outputs[earlier] for earlier in sorted(layout.before[number])]
+        # With several pipelines, another one may make what the first one takes.
+        before = sorted(map(layout.piece, layout.before[number]))
+        given += [outputs[earlier] for earlier in before]
         if not isinstance(stage, Joining):
             # What comes by skips is added to what the stage before has made.
             given = [sum(given[1:], start=given[0])]

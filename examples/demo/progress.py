@@ -7,20 +7,19 @@ from pathlib import Path
 import torch.distributed as dist
 
 from schedlang.cli.run import STARTED
-from schedlang.plan.plan import Plan
 
 _WIDTH = 24
 
 
 class Progress:
-    """Prints the progress on the rank of the last stage, which has the losses.
+    """Prints the progress on one rank, which has losses.
 
     The line on a terminal also has the measured share of the step in which that rank was idle: all
     the time that its ops do not take.
     """
 
-    def __init__(self, plan: Plan, steps: int) -> None:
-        self._rank = plan.placement[-1]
+    def __init__(self, rank: int, steps: int) -> None:
+        self._rank = rank
         self._steps = steps
         tells = dist.get_rank() == self._rank
         #: Whether there is a line that changes, which needs the ops of every step.

@@ -43,7 +43,6 @@ def report(
     workload: Workload, run: Run, trainings: list[Training]
 ) -> dict[str, object]:
     """Print where the time went; the figures for machines. `trainings` are those of all ranks."""
-    plan = run.plan
     found = compare_run(run.plan, run)
     print(f"\n{comparison_text(found)}")
     cores = (
@@ -57,7 +56,7 @@ def report(
             "once, so this is no"
         )
         print("measurement of the schedule")
-    writer = trainings[plan.placement[-1]]
+    writer = trainings[workload.writer]
     print(f"\n{writer.report}")
     # The first step also pays for what torch sets up once.
     seconds = writer.seconds[1:] or writer.seconds

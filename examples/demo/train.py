@@ -65,7 +65,7 @@ def train(
     """
     plan = workload.plan
     training = Training()
-    progress = Progress(plan, steps)
+    progress = Progress(workload.writer, steps)
     replica, rank = divmod(dist.get_rank(), len(plan.ranks))
     stages = workload.stages(plan.stages_of(rank))
     of_modules = {
@@ -115,7 +115,7 @@ def train(
         if checkpoints and checkpoints.is_due(step, step + plan.layout.updates, steps):
             checkpoints.save(pipeline, step + plan.layout.updates, others)
     training.audits = pipeline.audits
-    training.offset = clock_offset(plan.placement[-1])
+    training.offset = clock_offset(workload.writer)
     return training
 
 

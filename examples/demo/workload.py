@@ -49,6 +49,12 @@ class Workload:
         slices = self.plan.layout.slices
         return max(CONTEXT // slices, 1) * slices
 
+    @property
+    def writer(self) -> int:
+        """The rank that says how it goes: that of a last stage, which has losses."""
+        layout = self.plan.layout
+        return self.plan.placement[layout.trained[-1].stop - 1]
+
     def optimizer(self, module: nn.Module) -> Optimizer:
         """The optimizer of a part of the model."""
         return self.recipe.make(module.parameters(), self.plan)

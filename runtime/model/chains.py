@@ -41,7 +41,7 @@ def chain_of(layout: Layout, part: Part | None) -> Chain:
     # In a chain, each takes what the one before it makes, and nothing else of its own model.
     for earlier, later in pairwise(pieces):
         before = [
-            stage
+            layout.piece(stage)
             for stage in layout.before[later]
             if layout.model_of(stage) == layout.model_of(later)
         ]

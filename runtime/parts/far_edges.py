@@ -250,9 +250,7 @@ def of_stages(site: Site) -> Iterator[tuple[int, Part]]:
     layout = site.plan.layout
     edges = _far_edges(layout)
     for number, module in site.modules.items():
-        forks = _forks(layout, number)
-        if any(len(stages) > 2 for stages in forks):
-            yield number, Forks(number, forks)
+        yield from forks_at(layout, number)
         has_backward = layout.has_backward[number]
         before, after = _at_stage(layout, edges, number, are_skips=True)
         if before or after:
@@ -265,6 +263,13 @@ def of_stages(site: Site) -> Iterator[tuple[int, Part]]:
                 number,
                 Edges(number, before, after, has_backward, has_input, in_place),
             )
+
+
+def forks_at(layout: Layout, number: int) -> Iterator[tuple[int, Forks]]:
+    """Make the check of a stage whose inputs other stages get as well."""
+    forks = _forks(layout, number)
+    if any(len(stages) > 2 for stages in forks):
+        yield number, Forks(number, forks)
 
 
 def _at_stage(

@@ -43,6 +43,8 @@ FEATURES = (
     ),
     # Stages whose weights do not change.
     Feature("frozen_stages", lambda schedule, costs: schedule.layout.frozen),
+    # Pipelines that run ahead of others.
+    Feature("handovers", lambda schedule, costs: schedule.layout.handovers),
     # Ops on streams of their own that meet no other rank, such as copies to the host.
     Feature("copies", lambda schedule, costs: schedule.columns.is_beside.any()),
     # Gathers of weights and sums of gradients that take time, and that no program writes.

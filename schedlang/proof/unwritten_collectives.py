@@ -27,10 +27,11 @@ def _place_sums(threads: Threads) -> None:
     layout = threads.schedule.layout
     # Replicas have one sum, which takes the longest time that is given for any of them.
     times = threads.costs.fixed_times.counts(threads.costs.sums(len(layout.placement)))
-    times = np.reshape(times, (-1, layout.pieces))
-    gradients = gradients_of(threads.schedule)
-    takes = times.max(axis=0)[gradients.piece]
     pieces = np.array(layout.piece_of)
+    longest = np.zeros(layout.pieces, times.dtype)
+    np.maximum.at(longest, pieces, times)
+    gradients = gradients_of(threads.schedule)
+    takes = longest[gradients.piece]
     written = np.unique(pieces[writes(threads.schedule, SUMS)])
     is_placed = (takes > 0) & ~np.isin(gradients.piece, written)
     gradients = gradients.taken(is_placed)

@@ -8,7 +8,7 @@ lines of Python that the ops come from, by `schedlang.python.places`.
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import accumulate, chain
+from itertools import accumulate, chain, repeat
 from types import TracebackType
 from typing import Any, Literal
 
@@ -66,7 +66,9 @@ class Builder:
     microbatches of each, `{"actor": 8, "critic": 4}`, of which the first is `microbatches`, and
     they may have different numbers of stages. `slices` is into how many parts of its sequence a
     microbatch is cut; `edges` are pairs of an earlier and a later stage, by which what a stage
-    makes goes on, by default to the next one; `skips` are pairs by which something else does;
+    makes goes on, by default to the next one; an edge to the next stage of another pipeline hands
+    microbatches over, as in programs, and the pipeline before it has none of its own; `skips` are
+    pairs by which something else goes on;
     `frozen` are stages whose weights do not change, of which ops that they have no use for are left
     out; `links[r]` is the link to the host of rank r, by default each has its own; `keepers[r]` is
     the rank that keeps what rank r offloads, by default its host does. `weights` is "latest",
@@ -116,17 +118,22 @@ class Builder:
                     f"`{given}` is given, and `pipelines`: each says where its stages are"
                 )
             lines = _pipelines(pipelines)
-        counts = _counts(lines, microbatches, models)
         stops = list(accumulate(map(len, lines.values())))
-        all_lines = tuple(map(Pipeline, lines, [0, *stops], stops, counts))
+        pairs = _pairs("edges", edges)
         stages_frozen = _numbers_in("frozen", "stages, such as [0, 1]", frozen)
+        held = tuple(chain(*lines.values()))
+        # Edges say which pipelines share the microbatches: those that do not run ahead of others.
+        without = tuple(map(Pipeline, lines, [0, *stops], stops, repeat(0)))
+        trained = Layout(held, without, edges=pairs, models=models is not None).trained
+        counts = _counts(lines, len(trained), microbatches, models)
+        all_lines = tuple(map(Pipeline, lines, [0, *stops], stops, counts))
         layout = Layout(
-            tuple(chain(*lines.values())),
+            held,
             all_lines,
             slices,
             links=_numbers_in("links", "the number of each rank's link", links),
             skips=_pairs("skips", skips),
-            edges=of_graph(_pairs("edges", edges), all_lines, models is not None),
+            edges=of_graph(pairs, all_lines, models is not None),
             frozen=tuple(sorted(set(stages_frozen))),
             models=models is not None,
             keepers=_numbers_in("keepers", "a rank for each rank", keepers),
@@ -606,17 +613,18 @@ def _pipelines(pipelines: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, .
 
 def _counts(
     lines: Mapping[str, tuple[int, ...]],
+    trained: int,
     microbatches: int,
     models: Mapping[str, int] | None,
 ) -> list[int]:
-    """The microbatches of each pipeline."""
+    """The microbatches of each pipeline, so many of which share all of them."""
     if models is None:
-        if microbatches % len(lines):
-            parts = counted(len(lines), "pipeline")
+        if not trained or microbatches % trained:
+            parts = counted(trained, "pipeline")
             raise ValueError(
                 f"`microbatches` is {microbatches}: {parts} cannot share them evenly"
             )
-        return [microbatches // len(lines)] * len(lines)
+        return [microbatches // trained] * len(lines)
     what = (
         "the microbatches of each of the `pipelines`, such as {'actor': 8, 'critic': 4}"
     )

@@ -78,6 +78,12 @@ class Layout:
     that are not neighbours, is a far edge. A far edge has a number of its own, behind the numbers
     of all stages; both of its ends use it.
 
+    An edge between two pipelines of one model is a handover. It leads to the next piece of the
+    model: that stage takes the output of the other pipeline's stage in place of that of its own
+    pipeline, and its gradients go on along its own pipeline. The pipeline that hands over runs
+    ahead: its forwards keep nothing and have no backward, and its microbatches are those of the
+    pipeline that takes over. It may leave out the last stages, and stands behind the other one.
+
     The weights of `frozen` stages, and of their replicas, do not change. The stages are numbered in
     the first pipeline. A frozen stage has a backward only if a stage before it is trained, and then
     for the gradients of its inputs alone. No gradients are sent to a stage without a backward.
@@ -124,7 +130,7 @@ class Layout:
         """The microbatches of the model that a stage is a piece of."""
         if self.models:
             return self.pipeline_of[stage].microbatches
-        return sum(pipeline.microbatches for pipeline in self.pipelines)
+        return sum(pipeline.microbatches for pipeline in self.trained)
 
     @property
     def all_numbers(self) -> range:
@@ -161,10 +167,52 @@ class Layout:
         """The update that a microbatch, or a slice of one, adds its gradient to."""
         return microbatch // self.units_of_update(stage)
 
+    @cached_property
+    def handovers(self) -> dict[int, int]:
+        """For each stage that takes the output of another pipeline of its model, the stage that
+        makes it.
+        """
+        if self.models:
+            return {}
+        return {
+            later: earlier
+            for earlier, later in self.edges
+            if min(earlier, later) >= 0
+            and max(earlier, later) < len(self.placement)
+            and self.pipeline_of[earlier] != self.pipeline_of[later]
+        }
+
+    @cached_property
+    def _followers(self) -> dict[int, Pipeline]:
+        """The pipelines that take microbatches over, by the first stage of the pipeline that hands
+        them over.
+        """
+        return {
+            self.pipeline_of[earlier].start: self.pipeline_of[later]
+            for later, earlier in self.handovers.items()
+        }
+
+    def follower(self, pipeline: Pipeline) -> Pipeline | None:
+        """The pipeline that takes the microbatches of another one over; None for one that does not
+        run ahead.
+        """
+        return self._followers.get(pipeline.start)
+
+    def runs_ahead(self, stage: int) -> bool:
+        """Whether the pipeline of a stage runs ahead of another one."""
+        return self.follower(self.pipeline_of[stage]) is not None
+
+    @property
+    def trained(self) -> list[Pipeline]:
+        """The pipelines that run backwards: all that do not run ahead."""
+        return [each for each in self.pipelines if self.follower(each) is None]
+
     def is_first(self, stage: int) -> bool:
         """Whether a stage takes inputs of its model, and no output of another of its stages."""
         pipeline = self.pipeline_of[stage]
-        return all(self.pipeline_of[other] != pipeline for other in self.before[stage])
+        return stage not in self.handovers and all(
+            self.pipeline_of[other] != pipeline for other in self.before[stage]
+        )
 
     def is_last(self, stage: int) -> bool:
         """Whether a stage computes the loss: it is the last one of its pipeline, and its model
@@ -173,8 +221,8 @@ class Layout:
         return self.pipeline_of[stage].stop == stage + 1 and self.is_end(stage)
 
     def is_end(self, stage: int) -> bool:
-        """Whether the output of a stage goes to no other stage."""
-        return not self.after[stage]
+        """Whether no other stage depends on the output of a stage."""
+        return not (self.after[stage] or self.gradients_from[stage])
 
     @cached_property
     def firsts(self) -> tuple[int, ...]:
@@ -183,11 +231,15 @@ class Layout:
 
     def hands_on(self, stage: int) -> bool:
         """Whether the output of a stage goes to the stage after it."""
-        return stage in self._chained
+        return stage in self._chained and stage + 1 not in self.handovers
 
     def follows(self, stage: int) -> bool:
         """Whether a stage takes the output of the stage before it."""
-        return stage - 1 in self._chained
+        return stage - 1 in self._chained and stage not in self.handovers
+
+    def returns_gradients(self, stage: int) -> bool:
+        """Whether a stage gives the gradients of its input to the stage before it."""
+        return stage - 1 in self._chained and self.has_backward[stage - 1]
 
     @cached_property
     def piece_of(self) -> tuple[int, ...]:
@@ -206,11 +258,10 @@ class Layout:
     @cached_property
     def _replicas(self) -> list[list[int]]:
         """For each piece of the model, the stages that have it."""
-        starts = [pipeline.start for pipeline in self.pipelines]
-        return [
-            [start + piece for start in starts]
-            for piece in range(max(self.piece_of) + 1)
-        ]
+        replicas: list[list[int]] = [[] for _ in range(max(self.piece_of) + 1)]
+        for stage, piece in enumerate(self.piece_of):
+            replicas[piece].append(stage)
+        return replicas
 
     def next_replica(self, stage: int) -> int:
         """The replica to which a stage passes weights or gradients on. Replicas form a ring, in the
@@ -222,7 +273,7 @@ class Layout:
     @cached_property
     def far_edges(self) -> dict[int, tuple[int, int]]:
         """The two stages of each far edge, by its number. Those of the first pipeline come first,
-        then those of the next; within a pipeline the skips come last.
+        then those of the next; within a pipeline the skips come last. Handovers come behind all.
         """
         # Of two pipelines of 4 stages each, with an edge (0, 2) and a skip (0, 3), the numbers are:
         #
@@ -230,16 +281,22 @@ class Layout:
         #    4 … 7     stages of the second one          10    (4, 6)     11    (4, 7)
         far = [
             (earlier, later)
-            for earlier, later in self.edges
+            for earlier, later in self.graph
             if self._is_far(earlier, later)
         ]
         starts = [0] if self.models else [pipeline.start for pipeline in self.pipelines]
-        pairs = (
+        pairs = [
             (start + earlier, start + later)
             for start in starts
             for earlier, later in [*far, *self.skips]
-        )
+        ]
+        pairs += [(earlier, later) for later, earlier in self.handovers.items()]
         return dict(enumerate(pairs, len(self.placement)))
+
+    @cached_property
+    def graph(self) -> list[tuple[int, int]]:
+        """The edges of the stage graph: all but handovers."""
+        return [ends for ends in self.edges if self.handovers.get(ends[1]) != ends[0]]
 
     def _is_far(self, earlier: int, later: int) -> bool:
         """Whether an edge is not between neighbours of one pipeline."""
@@ -256,7 +313,7 @@ class Layout:
         edges.
         """
         stages = range(len(self.placement))
-        before = [[stage - 1] if stage - 1 in self._chained else [] for stage in stages]
+        before = [[stage - 1] if self.follows(stage) else [] for stage in stages]
         for earlier, later in self.far_edges.values():
             before[later].append(earlier)
         return tuple(map(tuple, before))
@@ -267,10 +324,32 @@ class Layout:
         edges.
         """
         stages = range(len(self.placement))
-        after = [[stage + 1] if stage in self._chained else [] for stage in stages]
+        after = [[stage + 1] if self.hands_on(stage) else [] for stage in stages]
         for earlier, later in self.far_edges.values():
             after[earlier].append(later)
         return tuple(map(tuple, after))
+
+    @cached_property
+    def gradients_from(self) -> tuple[tuple[int, ...], ...]:
+        """For each stage the stages whose backwards its own one waits for. With handovers, these
+        are the next ones of its own pipeline, and other stages take its output.
+        """
+        if not self.handovers:
+            return self.after
+        return tuple(
+            (stage + 1,) if stage in self._chained else ()
+            for stage in range(len(self.placement))
+        )
+
+    @cached_property
+    def gradients_to(self) -> tuple[tuple[int, ...], ...]:
+        """For each stage the stages that its backward gives gradients to, if they have one."""
+        if not self.handovers:
+            return self.before
+        return tuple(
+            (stage - 1,) if stage - 1 in self._chained else ()
+            for stage in range(len(self.placement))
+        )
 
     def trains(self, stage: int) -> bool:
         """Whether the weights of a stage change, and so have gradients."""
@@ -284,9 +363,10 @@ class Layout:
         # Stages stand in an order in which each is behind those that it takes from, so one pass is
         # enough.
         has_backward: list[bool] = []
-        for stage, before in enumerate(self.before):
+        for stage, before in enumerate(self.gradients_to):
             is_behind = any(has_backward[other] for other in before)
-            has_backward.append(self.trains(stage) or is_behind)
+            is_needed = self.trains(stage) or is_behind
+            has_backward.append(is_needed and not self.runs_ahead(stage))
         return tuple(has_backward)
 
     def makes(self, made: int, stage: int) -> bool:
@@ -294,22 +374,22 @@ class Layout:
         gradients of its weights.
         """
         if made == Kind.W:
-            return self.trains(stage)
+            return self.trains(stage) and not self.runs_ahead(stage)
         return made == Kind.F or self.has_backward[stage]
 
     @cached_property
     def _chained(self) -> frozenset[int]:
         """The stages with an edge to the next one."""
         near = {
-            earlier for earlier, later in self.edges if not self._is_far(earlier, later)
+            earlier for earlier, later in self.graph if not self._is_far(earlier, later)
         }
         # Edges take the place of the chain of their own model.
         of_graphs = {
             self.pipeline_of[earlier]
-            for earlier, later in self.edges
+            for earlier, later in self.graph
             if self.pipeline_of[earlier] == self.pipeline_of[later]
         }
-        if self.edges and not self.models:
+        if self.graph and not self.models:
             of_graphs = {*self.pipelines}
         return frozenset(
             stage
@@ -320,7 +400,11 @@ class Layout:
 
     @cached_property
     def _far_numbers(self) -> dict[tuple[int, int], int]:
-        return {stages: number for number, stages in self.far_edges.items()}
+        """The number of each far edge, by its two stages, the lower number first."""
+        return {
+            (min(stages), max(stages)): number
+            for number, stages in self.far_edges.items()
+        }
 
     def number(self, stage: int, other: int) -> int:
         """The number of the transfers between a stage and another one."""
@@ -330,24 +414,24 @@ class Layout:
         """The numbers of the transfers of a kind that a stage would have if every stage were on
         another rank.
         """
-        is_onwards = TRANSFERS[kind].distance > 0
-        return (self._numbers_after if is_onwards else self._numbers_before)[stage]
+        return self._numbers[kind][stage]
 
     @cached_property
-    def _numbers_after(self) -> list[list[int]]:
-        """For each stage, the numbers of its transfers with the stages that take its output."""
-        return [
-            [self.number(stage, other) for other in others]
-            for stage, others in enumerate(self.after)
-        ]
-
-    @cached_property
-    def _numbers_before(self) -> list[list[int]]:
-        """For each stage, the numbers of its transfers with the stages whose outputs it takes."""
-        return [
-            [self.number(stage, other) for other in others]
-            for stage, others in enumerate(self.before)
-        ]
+    def _numbers(self) -> dict[int, list[list[int]]]:
+        """For each kind of transfer and each stage, the numbers of its transfers."""
+        others_of = {
+            SENDS[Kind.F]: self.after,
+            RECEIVES[Kind.F]: self.before,
+            SENDS[Kind.B]: self.gradients_to,
+            RECEIVES[Kind.B]: self.gradients_from,
+        }
+        return {
+            kind: [
+                [self.number(stage, other) for other in others]
+                for stage, others in enumerate(others_of_stages)
+            ]
+            for kind, others_of_stages in others_of.items()
+        }
 
     def ends(self, kind: int, number: int) -> tuple[int, int]:
         """The stages at the two ends of a transfer, its own first. The other one may be past the
@@ -364,6 +448,15 @@ class Layout:
         far edge.
         """
         return self.ends(kind, number)[0] if number in self.far_edges else number
+
+    def carries(self, kind: int, number: int) -> bool:
+        """Whether there is something to send by a transfer: gradients that a backward waits for, or
+        an output that the later stage does not get from another pipeline.
+        """
+        if kind in _GRADIENTS:
+            return self.needs_gradients(kind, number)
+        is_near = number not in self.far_edges
+        return not (is_near and max(self.ends(kind, number)) in self.handovers)
 
     def needs_gradients(self, kind: int, number: int) -> bool:
         """Whether the gradients of a transfer are needed: the stage that they go to runs a
@@ -385,17 +478,13 @@ class Layout:
         """The rank at the other end of a transfer.
 
         None where there is none to reach: where no edge leads to the neighbour, as past the first
-        or last stage; to a stage of the same rank; or where gradients have no backward to go to.
+        or last stage; to a stage of the same rank; or where there is nothing to send.
         """
         stage, other = self.ends(kind, number)
         # The number of a stage alone means its neighbour, whether there is one or not.
         if number == stage and min(stage, other) not in self._chained:
             return None
-        if (
-            self.frozen
-            and kind in _GRADIENTS
-            and not self.needs_gradients(kind, number)
-        ):
+        if (self.frozen or self.handovers) and not self.carries(kind, number):
             return None
         peer = self.placement[other]
         return None if peer == self.placement[stage] else peer

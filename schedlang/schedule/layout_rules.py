@@ -96,7 +96,8 @@ def _pipelines(layout: Layout, _: int) -> Iterator[WrongLayout]:
         yield WrongLayout("pipelines", "pipelines", message)
     for item, pipeline in enumerate(pipelines):
         stages = pipeline.stop - pipeline.start
-        if stages != pipelines[0].stop and not layout.models:
+        is_part = stages < pipelines[0].stop and layout.follower(pipeline) is not None
+        if stages != pipelines[0].stop and not layout.models and not is_part:
             has = counted(stages, "stage")
             message = f"the pipeline has {has}, the first one has {pipelines[0].stop}"
             help = (
@@ -157,7 +158,12 @@ def _wrong_pairs(
 ) -> Iterator[WrongLayout]:
     """What is wrong with edges, or with skips, by the word for them; `known` are those before."""
     for item, ends in enumerate(pairs):
-        wrong = _wrong_ends(layout, *ends)
+        handed_over = layout.handovers.get(ends[1]) if code == "edge" else None
+        wrong = None if handed_over == ends[0] else _wrong_ends(layout, *ends)
+        if handed_over not in (None, ends[0]):
+            wrong = (
+                f"leads to where that from stage {handed_over} hands microbatches over"
+            )
         if not wrong and code == "skip" and _is_next(layout, *ends):
             wrong = "leads to the next stage, which gets what that one makes anyway"
         if ends in known:
@@ -183,6 +189,42 @@ def _wrong_ends(layout: Layout, earlier: int, later: int) -> str | None:
     if later <= earlier:
         return "does not lead forward"
     return None
+
+
+def _handovers(layout: Layout, _: int) -> Iterator[WrongLayout]:
+    """An edge to another pipeline of the model leads to the next piece of the model. A pipeline
+    that runs ahead hands all of its stages over to one pipeline, which does not run ahead.
+    """
+    others = {
+        "edges of a stage graph": layout.graph,
+        "skips": layout.skips,
+        "slices": layout.slices > 1,
+    }
+    given = [name for name, is_there in others.items() if is_there]
+    for item, (earlier, later) in enumerate(layout.edges):
+        if layout.handovers.get(later) != earlier:
+            continue
+        first = layout.pipeline_of[earlier]
+        second = layout.pipeline_of[later]
+        wrong = ""
+        if layout.piece(later) != layout.piece(earlier) + 1:
+            wrong = "must lead to the next stage there"
+        elif later > earlier:
+            wrong = f"must lead back to it: declare `{second.name}` first"
+        elif layout.follower(second) is not None:
+            wrong = f"cannot be: `{second.name}` hands its own microbatches over"
+        elif layout.follower(first) != second:
+            wrong = f"cannot be: `{first.name}` hands over to two pipelines"
+        elif first.stop - 1 not in layout.handovers.values():
+            wrong = f"must have others beside it: `{first.name}` hands over its last stage, too"
+        elif given:
+            wrong = f"does not go together with {given[0]} yet"
+        if wrong:
+            message = (
+                f"the edge from stage {earlier} to stage {later} hands microbatches of "
+                f"`{first.name}` over to `{second.name}`, and {wrong}"
+            )
+            yield WrongLayout("edge", "edges", message, item)
 
 
 def _microbatches_of_edges(layout: Layout, _: int) -> Iterator[WrongLayout]:
@@ -262,6 +304,7 @@ _RULES: tuple[Callable[[Layout, int], Iterator[WrongLayout]], ...] = (
     _counts,
     _names,
     _edges,
+    _handovers,
     _microbatches_of_edges,
     _frozen,
     _of_ranks,

@@ -192,7 +192,7 @@ def gradients_of(schedule: Schedule) -> Gradients:
     rules = _Rules(schedule)
     placement = np.array(layout.placement, np.int64)
     parts = []
-    for pipeline in layout.pipelines:
+    for pipeline in layout.trained:
         last = rules.gradients(pipeline).max(axis=2)
         piece, update = np.indices(last.shape)
         rank = placement[pipeline.start + piece]
@@ -216,7 +216,7 @@ def sums_of(schedule: Schedule) -> Sums:
     """The gradients that all optimizer steps need."""
     rules = _Rules(schedule)
     parts = []
-    for pipeline in schedule.layout.pipelines:
+    for pipeline in schedule.layout.trained:
         step, stage, update = rules.steps(pipeline)
         by_update = rules.gradients(pipeline)
         at = stage - pipeline.start, update
@@ -357,10 +357,11 @@ class _Rules:
         """The needs by a rule about other stages: activations of the stages before, or gradients of
         those after.
         """
-        others = self.layout.before if rule.of == "before" else self.layout.after
+        layout = self.layout
+        others = layout.before if rule.of == "before" else layout.gradients_from
         # The neighbours of all stages, one stage after the other.
         pairs = [
-            (other, self.layout.number(stage, other))
+            (other, layout.number(stage, other))
             for stage, neighbours in enumerate(others)
             for other in neighbours
         ]
@@ -375,7 +376,7 @@ class _Rules:
 
     def updates(self, rule: Rule) -> Iterator[_Part]:
         """The needs of optimizer steps: every microbatch of their update, on every replica."""
-        for pipeline in self.layout.pipelines:
+        for pipeline in self.layout.trained:
             step, stage, update = self.steps(pipeline)
             units = self.layout.units_of_update(pipeline.start)
             microbatch: Ints = np.add.outer(update * units, np.arange(units)).ravel()

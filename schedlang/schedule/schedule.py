@@ -303,7 +303,7 @@ class Schedule:
         """`keeps` of many ops."""
         keeps = np.ones(len(kinds), bool)
         # All but forwards keep what they add. Of forwards, those lose it whose backward never comes
-        # (inference, frozen stages), or makes it again.
+        # (inference, frozen stages, pipelines that run ahead), or makes it again.
         forwards = np.flatnonzero(kinds == Kind.F)
         if self.is_forward_only:
             keeps[forwards] = False
@@ -311,7 +311,7 @@ class Schedule:
             keeps[forwards] = ~self._is_recomputed[
                 stages[forwards], microbatches[forwards]
             ]
-        if self.layout.frozen:
+        if self.layout.frozen or self.layout.handovers:
             keeps[forwards] &= np.array(self.layout.has_backward)[stages[forwards]]
         return keeps
 

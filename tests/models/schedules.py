@@ -171,8 +171,8 @@ RECOMPUTING: Mapping[str, Callable[[], Column]] = {
 
 
 #: Programs of the gallery that no random column is made of: other trainings than that of one model
-#: on one batch, or with weights that are late by rules of their own; and WPipe, whose updates cannot
-#: be clipped.
+#: on one batch, or with weights that are late by rules of their own; WPipe, whose updates cannot be
+#: clipped; and RoundPipe, which runs forwards twice, and refuses random numbers.
 _NOT_DRAWN = {
     "decoding",
     "distillation",
@@ -180,6 +180,7 @@ _NOT_DRAWN = {
     "pipedream_replicated",
     "pipemare",
     "rlhf",
+    "roundpipe",
     "terapipe",
     "two_encoders",
     "weipipe",

@@ -27,6 +27,7 @@ REFUSED = {
     "mario": "recomputation: `0R0`",
     "af_pipe": "second pipeline",
     "bigmac": "second pipeline",
+    "roundpipe": "second pipeline",
     "bitpipe": "second pipeline",
     "chimera": "second pipeline",
     "dualpipe": "second pipeline",

@@ -152,7 +152,7 @@ def compared(schedule: str, case: Case) -> dict[str, float]:
     alone = made(case, pieces)
     expected = in_one_process(alone)
     own = {
-        number: made(case, pieces)[number % pieces]
+        number: made(case, pieces)[plan.layout.piece(number)]
         for number in plan.stages_of(dist.get_rank())
     }
     pipeline = Pipeline(plan, own, mean_square)
@@ -165,7 +165,7 @@ def compared(schedule: str, case: Case) -> dict[str, float]:
     if found:
         differences["losses"] = off_by(torch.stack(found), torch.stack(expected))
     for number, stage in own.items():
-        reference = alone[number % pieces]
+        reference = alone[plan.layout.piece(number)]
         for (name, weight), right in zip(
             stage.named_parameters(), reference.parameters(), strict=True
         ):

@@ -69,8 +69,10 @@ def sums_by_hand(plan: Plan, timeline: Timeline) -> dict[tuple[int, int, int], f
                 key = rank, piece, update
                 # Of ops that overlap, all are done when the last one is.
                 made[key] = max(made.get(key, 0.0), bar.end)
-                time = times_of(plan)[bar.stage]
-                takes[piece, update] = max(takes.get((piece, update), 0.0), time)
+                times = times_of(plan)
+                takes[piece, update] = max(
+                    times[each] for each in layout.replicas(bar.stage)
+                )
     ranks_of: dict[tuple[int, int], list[int]] = defaultdict(list)
     for rank, piece, update in made:
         ranks_of[piece, update].append(rank)

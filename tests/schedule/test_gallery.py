@@ -284,6 +284,7 @@ LEGAL = {
     ),
     "interleaved_zb": lambda ranks, microbatches: microbatches % ranks == 0,
     "weipipe": lambda ranks, microbatches: ranks > 1 and microbatches % ranks == 0,
+    "roundpipe": lambda ranks, microbatches: microbatches % ranks == 0,
     "recycle": lambda ranks, microbatches: (
         (ranks + 1) % 3 == 0 and microbatches % 6 == 0
     ),
@@ -332,6 +333,47 @@ def test_eager_1f1b_is_the_adaptive_schedule_of_dynapipe(
                     come.setdefault(target, []).append(microbatch)
     plan = compile("eager_1f1b", {"ranks": ranks, "microbatches": microbatches})
     assert [actions.compute().text().split() for actions in plan.ranks] == orders
+
+
+@pytest.mark.parametrize(
+    ("layers", "layer", "loss", "transfer", "slots", "makespan"),
+    [
+        (28, (7.429, 15.831), (22.0655, 43.707), 1.6, (4, 10), 2286.0170),
+        (32, (18.50370313, 41.20659375), (37.2255, 74.501), 3.2, (6, 16), 6100.5450),
+        (94, (43.016, 58.376), (42.444, 43.294), 3.2, (47, 94), 28250.0320),
+    ],
+)
+def test_roundpipe_takes_as_long_as_its_authors_have_simulated(
+    layers: int,
+    layer: tuple[float, float],
+    loss: tuple[float, float],
+    transfer: float,
+    slots: tuple[int, int],
+    makespan: float,
+) -> None:
+    """Models of 1.7, 8 and 235 billion weights; the file `log` of their simulator."""
+    plan = program(
+        "roundpipe",
+        ranks=8,
+        microbatches=16,
+        layers=layers,
+        forwards=slots[0],
+        backwards=slots[1],
+    )
+    times = [
+        [
+            loss[kind] if piece == layers else layer[kind]
+            for piece in plan.layout.piece_of
+        ]
+        for kind in range(2)
+    ]
+    costs = Costs(
+        forward_times=tuple(times[0]),
+        backward_times=tuple(times[1]),
+        p2p_time=transfer,
+    )
+    found = simulate(plan, costs).timeline.makespan
+    assert found == pytest.approx(makespan, abs=1e-4)
 
 
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)

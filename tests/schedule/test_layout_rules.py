@@ -46,7 +46,9 @@ def test_a_layout_that_is_possible() -> None:
         ),
         ({"slices": 0}, "slices", None, "it is 0"),
         ({"updates": 3}, "pipelines", 0, "do not divide into 3"),
-        ({"edges": ((0, 2),)}, "edges", 0, "the edge from stage 0 to stage 2 leads to"),
+        ({"edges": ((0, 4),)}, "edges", 0, "the edge from stage 0 to stage 4 leads to"),
+        ({"edges": ((2, 0),)}, "edges", 0, "must lead to the next stage there"),
+        ({"edges": ((0, 3),)}, "edges", 0, "declare `up` first"),
         ({"edges": ((0, 1), (0, 1))}, "edges", 1, "is there already"),
         ({"skips": ((1, 0),)}, "skips", 0, "does not lead forward"),
         ({"skips": ((0, 1),)}, "skips", 0, "leads to the next stage"),
@@ -63,6 +65,42 @@ def test_each_rule(
     wrong = wrong_with(evolve(LAYOUT, **changes), 2)
     assert wrong is not None
     assert (wrong.field, wrong.item) == (field, item)
+    assert message in wrong.message
+
+
+#: Two pipelines of three stages over two ranks, the first of which takes over from the third, that
+#: leaves out the last stage.
+HANDOVER = Layout(
+    (0, 1, 0, 1, 0, 1, 1, 0),
+    (
+        Pipeline("back", 0, 3, 2),
+        Pipeline("other", 3, 6, 2),
+        Pipeline("ahead", 6, 8, 2),
+    ),
+    edges=((6, 1), (7, 2)),
+)
+
+
+def test_a_layout_with_a_pipeline_that_runs_ahead() -> None:
+    assert wrong_with(HANDOVER, 2, 4) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"edges": ((6, 1),)}, "`ahead` hands over its last stage, too"),
+        ({"edges": ((6, 1), (7, 5))}, "`ahead` hands over to two pipelines"),
+        ({"edges": ((4, 2), (7, 2))}, "where that from stage 7 hands"),
+        ({"edges": ((7, 2), (3, 7))}, "must lead back"),
+        ({"edges": ((7, 2), (0, 1))}, "edges of a stage graph"),
+        ({"edges": ((7, 2),), "skips": ((0, 2),)}, "skips"),
+        ({"edges": ((7, 2),), "slices": 2}, "slices"),
+    ],
+)
+def test_what_a_handover_keeps_to(changes: dict[str, Any], message: str) -> None:
+    wrong = wrong_with(evolve(HANDOVER, **changes), 2)
+    assert wrong is not None
+    assert wrong.field == "edges"
     assert message in wrong.message
 
 

@@ -17,6 +17,8 @@ def far_edges(layout: Layout) -> list[tuple[int, int]]:
             if edge[1] - edge[0] != 1 or is_between(layout, edge)
         ]
         return [*far, *layout.skips]
+    if handovers(layout):
+        return list(layout.edges)
     for pipeline in layout.pipelines:
         pairs = [edge for edge in layout.edges if edge[1] - edge[0] != 1] + [
             *layout.skips
@@ -28,6 +30,27 @@ def far_edges(layout: Layout) -> list[tuple[int, int]]:
     return found
 
 
+def handovers(layout: Layout) -> dict[int, int]:
+    """By a stage that takes the output of another pipeline of its model, the stage that makes it. A
+    layout with such edges has no other ones.
+    """
+    if layout.models or all(
+        max(edge) < layout.pipelines[0].stop for edge in layout.edges
+    ):
+        return {}
+    return {later: earlier for earlier, later in layout.edges}
+
+
+def runs_ahead(layout: Layout, stage: int) -> bool:
+    """Whether a stage is of a pipeline that hands over its microbatches."""
+    return any(
+        pipeline.start <= stage < pipeline.stop
+        and pipeline.start <= earlier < pipeline.stop
+        for earlier in handovers(layout).values()
+        for pipeline in layout.pipelines
+    )
+
+
 def is_between(layout: Layout, edge: tuple[int, int]) -> bool:
     """Whether an edge leads from one model to another."""
     return any(edge[0] < pipeline.stop <= edge[1] for pipeline in layout.pipelines)
@@ -37,8 +60,13 @@ def pieces(layout: Layout, stage: int) -> list[int]:
     """The stages that are the same piece of a model as a stage."""
     if layout.models:
         return [stage]
-    size = layout.pipelines[0].stop
-    return [*range(stage % size, len(layout.placement), size)]
+    starts = [pipeline.start for pipeline in layout.pipelines]
+    own = stage - max(start for start in starts if start <= stage)
+    return [
+        pipeline.start + own
+        for pipeline in layout.pipelines
+        if pipeline.start + own < pipeline.stop
+    ]
 
 
 def is_near(layout: Layout, earlier: int) -> bool:
@@ -52,7 +80,7 @@ def is_near(layout: Layout, earlier: int) -> bool:
                 if not layout.models
                 or pipeline.start <= edge[0] < edge[1] < pipeline.stop
             ]
-            return not inside or (piece, piece + 1) in inside
+            return not inside or bool(handovers(layout)) or (piece, piece + 1) in inside
     return False
 
 

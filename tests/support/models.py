@@ -111,7 +111,11 @@ def one_model(layout: Layout, dtype: torch.dtype = torch.float64) -> list[nn.Mod
 def replicated(plan: Plan, dtype: torch.dtype = torch.float64) -> list[nn.Module]:
     """All stages of a small model, the same on every rank, with replicas for all pipelines."""
     layout = plan.layout
-    return [module for _ in layout.pipelines for module in one_model(layout, dtype)]
+    return [
+        module
+        for pipeline in layout.pipelines
+        for module in one_model(layout, dtype)[: pipeline.stop - pipeline.start]
+    ]
 
 
 def alone(model: list[nn.Module], x: torch.Tensor) -> torch.Tensor:
@@ -153,7 +157,7 @@ def loss_difference(
     """Of the losses on a rank, which are those of the pipelines that end here."""
     here = []
     begin = 0
-    for each in plan.layout.pipelines:
+    for each in plan.layout.trained:
         if plan.placement[each.stop - 1] == rank:
             here += expected[begin : begin + each.microbatches]
         begin += each.microbatches

@@ -5,6 +5,7 @@
 from schedlang import Kind, Schedule
 from schedlang.schedule.kinds import RECEIVES
 from schedlang.schedule.needs import Op
+from tests.support.graph import handovers, is_near
 
 #: What passes weights and gradients on, which needs nothing that an op makes for it.
 HOPS = (Kind.SEND_WEIGHTS, Kind.RECV_WEIGHTS, Kind.SEND_GRADIENTS, Kind.RECV_GRADIENTS)
@@ -27,7 +28,13 @@ def needs(schedule: Schedule, kind: int, stage: int, microbatch: int) -> list[Op
         own = Kind.R if (stage, microbatch) in schedule.recomputed else Kind.F
         own = Kind.RELOAD if (stage, microbatch) in schedule.offloaded else own
         found = [(own, stage, microbatch)]
-        found += [(Kind.B, after, microbatch) for after in layout.after[stage]]
+        # Where other pipelines run ahead, gradients come from the next stage of the own one alone.
+        after = [stage + 1] if handovers(layout) else [*layout.after[stage]]
+        found += [
+            (Kind.B, other, microbatch)
+            for other in after
+            if not handovers(layout) or is_near(layout, stage)
+        ]
         found += exchanged
         is_last_slice = (microbatch + 1) % layout.slices == 0
         return found + ([] if is_last_slice else [(Kind.B, stage, microbatch + 1)])

@@ -8,7 +8,7 @@ receive is issued; and weights are read and updated by their rules.
 from collections import defaultdict
 
 from schedlang import Kind, Schedule
-from tests.support.graph import far_edges, is_near, pieces
+from tests.support.graph import far_edges, handovers, is_near, pieces, runs_ahead
 from tests.support.own_collectives import COLLECTIVES, EXCHANGES
 from tests.support.own_needs import HOPS
 
@@ -152,9 +152,11 @@ def _exists(schedule: Schedule, rank: int, kind: int, stage: int, unit: int) -> 
             return False
         if placement[other] == rank:
             return False
-        if kind in (Kind.SEND_B, Kind.RECV_B) and not has_backward(
-            schedule, min(stage, other)
-        ):
+        # Gradients go to the earlier stage, and activations to no stage that takes others.
+        if kind in (Kind.SEND_B, Kind.RECV_B):
+            if not has_backward(schedule, other if kind == Kind.SEND_B else stage):
+                return False
+        elif not is_far and max(stage, other) in handovers(schedule.layout):
             return False
     if placement[stage] != rank:
         return False
@@ -213,6 +215,9 @@ def _is_complete(schedule: Schedule, found: set[Row]) -> bool:
 
 
 def _is_trained(schedule: Schedule, stage: int) -> bool:
+    """Whether a stage makes gradients of its weights."""
+    if runs_ahead(schedule.layout, stage):
+        return False
     return pieces(schedule.layout, stage)[0] not in schedule.layout.frozen
 
 
@@ -220,6 +225,8 @@ def has_backward(schedule: Schedule, stage: int) -> bool:
     """Whether a stage is trained, or one before it."""
     if _is_trained(schedule, stage):
         return True
+    if runs_ahead(schedule.layout, stage):
+        return False
     before = [
         earlier for earlier, later in far_edges(schedule.layout) if later == stage
     ]
@@ -289,9 +296,10 @@ def _needs(schedule: Schedule, kind: int, stage: int, unit: int, kept: str) -> T
         return (what, other, unit) if here else (what, other, unit, stage)
 
     if kind == Kind.F:
-        before = (
-            {of("F", stage - 1)} if is_near(schedule.layout, stage - 1) else There()
+        has_own = is_near(schedule.layout, stage - 1) and stage not in handovers(
+            schedule.layout
         )
+        before = {of("F", stage - 1)} if has_own else There()
         before |= {
             of("F", earlier)
             for earlier, later in far_edges(schedule.layout)
@@ -303,7 +311,7 @@ def _needs(schedule: Schedule, kind: int, stage: int, unit: int, kept: str) -> T
         after |= {
             of("B", later)
             for earlier, later in far_edges(schedule.layout)
-            if earlier == stage
+            if earlier == stage and not handovers(schedule.layout)
         }
         return (
             {(kept, stage, unit)}

@@ -117,6 +117,47 @@ MODELS = (
 )
 
 
+@frozen
+class RoundPipeModel:
+    """A model of the simulations that RoundPipe's authors published: layers, milliseconds of a
+    layer, of the layer with the loss and of a transfer, the slots of a round, the layers of 1F1B's
+    stages; and the shares of idle time that they found, of 1F1B and of RoundPipe, in percent.
+    """
+
+    name: str
+    layer: tuple[float, float]
+    loss: tuple[float, float]
+    transfer: float
+    slots: tuple[int, int]
+    stages: tuple[int, ...]
+    idle: tuple[float, float]
+
+
+ROUNDPIPE_SIZE = {"ranks": 8, "microbatches": 16}
+ROUNDPIPE_MODELS = (
+    RoundPipeModel(
+        "Qwen3-1.7B", (7.429, 15.831), (22.0655, 43.707), 1.6, (4, 10),
+        (3, 3, 4, 4, 4, 4, 4, 2), (35.19, 19.07),
+    ),
+    RoundPipeModel(
+        "Llama3-8B", (18.50370313, 41.20659375), (37.2255, 74.501), 3.2, (6, 16),
+        (4,) * 8, (42.08, 14.28),
+    ),
+    RoundPipeModel(
+        "GPT-OSS-20B", (21.6445625, 81.780875), (44.2925, 86.264), 2.25, (5, 24),
+        (3,) * 8, (41.73, 13.98),
+    ),
+    RoundPipeModel(
+        "Qwen3-32B", (40.5610625, 91.17429688), (54.928, 108.294), 4, (22, 64),
+        (8,) * 8, (34.88, 6.67),
+    ),
+    RoundPipeModel(
+        "Qwen3-235B", (43.016, 58.376), (42.444, 43.294), 3.2, (47, 94),
+        (11, *(12,) * 6, 11), (31.21, 3.29),
+    ),
+)  # fmt: skip
+
+
 def makespan(plan: Plan, forwards: list[float]) -> float:
     """How long a plan takes where backwards take twice as long as forwards."""
     costs = Costs(
@@ -443,6 +484,44 @@ def infinipipe_row(room: int) -> str:
     return line([str(room), str(peak), *(f"{gain:.2f}" for gain in gains)])
 
 
+def roundpipe_row(model: RoundPipeModel) -> str:
+    """The row of a model: shares of idle time, and how long 1F1B takes."""
+    forward, backward = model.layer
+    of_loss = model.loss
+    layers = sum(model.stages)
+    forwards, backwards = model.slots
+    slots = {"layers": layers, "forwards": forwards, "backwards": backwards}
+    plan = compile("roundpipe", ROUNDPIPE_SIZE | slots)
+    pieces = [stage < layers for stage in plan.layout.piece_of]
+    costs = Costs(
+        forward_times=tuple(forward if each else of_loss[0] for each in pieces),
+        backward_times=tuple(backward if each else of_loss[1] for each in pieces),
+        p2p_time=model.transfer,
+    )
+    own = simulate(plan, costs).timeline
+    # 1F1B runs the forwards of all layers again, but for that with the loss.
+    last = len(model.stages) - 1
+    whole = Costs(
+        forward_times=tuple(
+            forward * count + of_loss[0] * (stage == last)
+            for stage, count in enumerate(model.stages)
+        ),
+        backward_times=tuple(
+            (forward + backward) * count + of_loss[1] * (stage == last)
+            for stage, count in enumerate(model.stages)
+        ),
+        p2p_time=model.transfer,
+    )
+    other = simulate(compile("1f1b", ROUNDPIPE_SIZE), whole).timeline
+    published = zip(model.idle, (other, own), strict=True)
+    cells = [
+        cell
+        for idle, each in published
+        for cell in (f"{idle:.2f}%", f"{each.bubble_over_makespan:.2%}")
+    ]
+    return line([model.name, *cells, f"{other.makespan / own.makespan:.2f}"])
+
+
 def bpipe_row(ranks: int) -> str:
     """The row of a number of ranks: peaks, and how much longer a step takes with recomputation."""
     params = {"ranks": ranks, "microbatches": BPIPE_MICROBATCHES * ranks}
@@ -594,6 +673,7 @@ SECTIONS = (
     Section("DisagMoE", af_pipe_row, (0.0, 0.2, 0.4, 0.6, 0.8)),
     Section("Combined 1F1B", experts_row, (0.2, 0.3, 0.4, 0.5, 0.6)),
     Section("InfiniPipe", infinipipe_row, (15, 12, 8, 4, 2, 1)),
+    Section("RoundPipe", roundpipe_row, ROUNDPIPE_MODELS),
     Section("BPipe", bpipe_row, (4, 8, 16)),
     Section("Mario", mario_row, ((4, 4), (8, 8), (8, 16), (16, 16), (16, 64))),
     Section("DynaPipe", dynapipe_row, (0.0, 0.25, 0.5, 1.0)),

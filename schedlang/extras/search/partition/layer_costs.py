@@ -151,7 +151,7 @@ def merged(
                 added([of_layer(values, layer) for layer in range(start, stop)])
                 for start, stop in pairwise(cuts)
             ]
-        of_stages[name] = tuple(numbers) * len(layout.pipelines)
+        of_stages[name] = tuple(numbers[piece] for piece in layout.piece_of)
     return evolve(costs, measured_stages=None, **of_stages)
 
 

@@ -1,0 +1,82 @@
+"""Pipelines that run ahead of others: a backward on another rank than the first forward of its
+microbatch trains as in one process.
+"""
+
+import pytest
+
+pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from schedlang.plan.plan import Plan
+from schedlang.runtime import Pipeline
+from tests.support.models import alone, batch, difference, one_model, program
+from tests.support.ranks import Run
+from tests.support.sizes import STEPS
+
+pytestmark = pytest.mark.processes
+
+
+def own_of(plan: Plan, model: list[nn.Module]) -> dict[int, nn.Module]:
+    """This rank's stages; those of one piece are one module."""
+    stages = plan.stages_of(dist.get_rank())
+    return {stage: model[plan.layout.piece(stage)] for stage in stages}
+
+
+def trained(steps: int, backwards: int) -> float:
+    """How far weights and losses of this rank are from those of one process."""
+    plan = program("roundpipe", backwards=backwards)
+    expected = one_model(plan.layout)
+    reference = torch.optim.SGD(nn.Sequential(*expected).parameters(), 0.1)
+    stages = own_of(plan, one_model(plan.layout))
+    optimizer = torch.optim.SGD(nn.ModuleList(set(stages.values())).parameters(), 0.1)
+    ours = Pipeline(plan, stages, nn.functional.mse_loss)
+    pairs = []
+    for step in range(steps):
+        inputs, targets = batch(plan, step)
+        losses = ours.step(inputs, targets)
+        optimizer.step()
+        optimizer.zero_grad()
+        chunks = (each.chunk(plan.microbatches) for each in (inputs, targets))
+        made = [
+            nn.functional.mse_loss(alone(expected, x), y)
+            for x, y in zip(*chunks, strict=True)
+        ]
+        torch.stack(made).mean().backward()
+        reference.step()
+        reference.zero_grad()
+        here = [
+            loss
+            for pipeline, of_pipeline in zip(
+                plan.layout.trained, torch.stack(made).chunk(2), strict=True
+            )
+            if plan.placement[pipeline.stop - 1] == dist.get_rank()
+            for loss in of_pipeline
+        ]
+        assert (losses is None) == (not here)
+        if losses is not None:
+            pairs.append((losses, torch.stack(here)))
+    for number, stage in stages.items():
+        other = expected[plan.layout.piece(number)]
+        pairs += zip(stage.parameters(), other.parameters(), strict=True)
+    return max(difference(*pair) for pair in pairs)
+
+
+@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("backwards", [6, 4, 2])
+def test_steps_are_those_of_one_process(
+    run_ranks: Run, backwards: int, steps: int
+) -> None:
+    assert max(run_ranks(trained, 4, steps, backwards).results()) < 1e-12
+
+
+def with_dropout() -> None:
+    plan = program("roundpipe")
+    model = [nn.Sequential(each, nn.Dropout(0.5)) for each in one_model(plan.layout)]
+    Pipeline(plan, own_of(plan, model), nn.functional.mse_loss).step(*batch(plan, 0))
+
+
+def test_random_numbers_are_refused(run_ranks: Run) -> None:
+    outcome = run_ranks(with_dropout, 4)
+    assert any("draws random numbers, as dropout does" in log for log in outcome.logs)
