@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     from schedlang.runtime.named_losses import means_of_losses
     from schedlang.runtime.next_batch import NextBatch as next_batch
     from schedlang.runtime.parts.clipping import check_clipping, total_norm
-    from schedlang.runtime.precision import rounding_to
+    from schedlang.runtime.precision import rounding_of
     from schedlang.runtime.shared_weights import check_shared_weights, ids_of_tied
     from schedlang.runtime.step_report import Measured, Report
     from schedlang.runtime.step_report import Measured as measured_steps
@@ -95,8 +95,8 @@ else:
         "schedlang.runtime.shared_weights.check_shared_weights"
     )
     ids_of_tied = on_demand("schedlang.runtime.shared_weights.ids_of_tied")
-    # For a `transfer_dtype`.
-    rounding_to = on_demand("schedlang.runtime.precision.rounding_to")
+    # For messages of fewer bits.
+    rounding_of = on_demand("schedlang.runtime.precision.rounding_of")
     # On GPUs.
     CapturedSteps = on_demand("schedlang.runtime.captured_steps.CapturedSteps")
     check_hazards = on_demand("schedlang.ranks.hazards.check_hazards")
@@ -314,8 +314,8 @@ class Pipeline:
         )
         self._results = Results(plan, self._stages, self._batches, self._finite)
         self._wire = build_wire(site, timeout, self._watchdog)
-        type = setup.transfer_dtype
-        rounding = None if type is None else rounding_to(type)
+        has_rounding = plan.message_type or setup.transfer_dtype is not None
+        rounding = rounding_of(plan, setup.transfer_dtype) if has_rounding else None
         counting = counting_together(processes.replicas, setup.modules.values())
         self._exchange = Exchange(
             plan, self._rank, number, self._device, self._wire, rounding, counting

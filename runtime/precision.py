@@ -6,11 +6,13 @@ power of two at which its values fit, and the exponent is sent with it. WPipe's 
 """
 
 from math import log2
+from typing import Any
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
+from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import PipelineError
 
 #: The exponent of the power of two below which values are scaled: float16 ends at 65504.
@@ -57,14 +59,50 @@ class Rounding:
             else found[:-1].view(model.shape) * (-found[-1]).exp2()
         )
 
+    def sent(self, tensor: Tensor) -> Tensor:
+        """The tensor as it arrives at another rank; its gradient is rounded, too, as it comes back.
+        For one process that trains as ranks do.
+        """
+        arrived: Tensor = _Sent.apply(tensor, self)  # type: ignore[no-untyped-call]
+        return arrived
+
     def _rounds(self, tensor: Tensor) -> bool:
         return tensor.is_floating_point() and tensor.element_size() > self.type.itemsize
 
 
-def rounding_to(type: torch.dtype) -> Rounding:
-    """The rounding to a type; PipelineError for a type that messages cannot have."""
-    if type not in (torch.bfloat16, torch.float16):
+class _Sent(torch.autograd.Function):
+    """A message to another rank, and the message with its gradient that comes back."""
+
+    @staticmethod
+    def forward(context: Any, tensor: Tensor, rounding: Rounding) -> Tensor:
+        context.rounding = rounding
+        return rounding.unpack(rounding.pack(tensor), tensor)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = gradients
+        rounding = context.rounding
+        return rounding.unpack(rounding.pack(gradient), gradient), None
+
+
+#: The types that a program may name.
+_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def rounding_of(plan: Plan, type: torch.dtype | None) -> Rounding:
+    """The rounding of messages to the type that a plan's program names, or that a script gives.
+    PipelineError for a type that messages cannot have, and for another one than the program's.
+    """
+    named = _TYPES.get(plan.message_type)
+    if type is not None and type not in _TYPES.values():
         raise PipelineError(
             f"`transfer_dtype` is {type}, it must be torch.bfloat16 or torch.float16"
         )
-    return Rounding(type)
+    if named is not None and type not in (None, named):
+        raise PipelineError(
+            f"`transfer_dtype` is {type}, and the plan says `send {plan.message_type}`: leave "
+            "`transfer_dtype` out"
+        )
+    chosen = named or type
+    assert chosen is not None
+    return Rounding(chosen)

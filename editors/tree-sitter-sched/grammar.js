@@ -6,7 +6,7 @@ module.exports = grammar({
   rules: {
     source_file: ($) => choice($.schedule, repeat($._item)),
     schedule: ($) => seq("schedule", $.name, "{", repeat($._item), "}"),
-    _item: ($) => choice($.import, $.param, $.param_list, $.require, $.let, $.list, $.fn, $.seq, $.stage, $.pipeline, $.rank, $.repeated, $.assert, $.pass, $.fill, $.recompute, $.gather, $.weights, $.cost, $.memory, $.capacity, $.objective, $.link, $.keep, $.edge, $.skip, $.frozen),
+    _item: ($) => choice($.import, $.param, $.param_list, $.require, $.let, $.list, $.fn, $.seq, $.stage, $.pipeline, $.rank, $.repeated, $.assert, $.pass, $.fill, $.recompute, $.gather, $.weights, $.cost, $.memory, $.capacity, $.objective, $.link, $.keep, $.edge, $.skip, $.frozen, $.sent),
     import: ($) => seq("import", $.string),
     param: ($) => seq("param", $.name, choice(seq("=", $._expr), blank())),
     param_list: ($) => seq("param", $.name, "[", $._expr, "]", choice(seq("=", "[", $.elements, "]"), blank())),
@@ -31,6 +31,7 @@ module.exports = grammar({
     edge: ($) => seq("edge", $.name, "in", $.range, "from", $._expr, "to", $._expr),
     skip: ($) => seq("skip", $.name, "in", $.range, "from", $._expr, "to", $._expr),
     frozen: ($) => seq("frozen", choice(seq(choice(seq($.name, "in"), blank()), $.range), $.reference)),
+    sent: ($) => seq("send", $.name),
     repeated: ($) => seq("block", $.microbatches, "every", $._expr, "{", repeat($.row), "}"),
     microbatches: ($) => seq($.name, repeat(seq(",", $.name))),
     row: ($) => seq("stage", $.name, "in", $.range, "{", repeat($.placed), "}"),

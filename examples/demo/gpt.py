@@ -1,7 +1,7 @@
 """A small GPT over bytes, cut into stages."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -264,22 +264,32 @@ def _of_graph(
 
 
 def run_gpt(
-    stages: Sequence[nn.Module], layout: Layout, inputs: Mapping[str, Tensor]
+    stages: Sequence[nn.Module],
+    layout: Layout,
+    inputs: Mapping[str, Tensor],
+    sent: Callable[[Tensor], Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """Run all stages one after the other, along the edges and skips of a layout; the stages were
     built without slices and skips. Takes inputs for some models, by their names, and gives what
-    these have made; the only one of a plan has none.
+    these have made; the only one of a plan has none. `sent` makes of a tensor what arrives of it at
+    another rank.
     """
     outputs: dict[int, Tensor] = {}
     made: dict[str, Tensor] = {}
+
+    def arrived(earlier: int, later: int) -> Tensor:
+        output = outputs[layout.piece(earlier)]
+        is_sent = layout.placement[earlier] != layout.placement[later]
+        return sent(output) if sent and is_sent else output
+
     for number, stage in enumerate(stages):
         model = layout.model_of(number)
         if model not in inputs:
             continue
         given = [inputs[model]] if layout.is_first(number) else []
         # With several pipelines, another one may make what the first one takes.
-        before = sorted(map(layout.piece, layout.before[number]))
-        given += [outputs[earlier] for earlier in before]
+        before = sorted(layout.before[number], key=layout.piece)
+        given += [arrived(earlier, number) for earlier in before]
         if not isinstance(stage, Joining):
             # What comes by skips is added to what the stage before has made.
             given = [sum(given[1:], start=given[0])]

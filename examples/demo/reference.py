@@ -17,6 +17,7 @@ from schedlang.plan.plan import Plan
 from schedlang.ranks.weights import follow_weights
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.parts.versions import delays
+from schedlang.runtime.precision import rounding_of
 from schedlang.schedule.kinds import Kind
 
 
@@ -130,13 +131,16 @@ def _run(weights: _Weights, workload: Workload, update: int, trains: bool) -> fl
     """
     losses: dict[str, list[Tensor]] = {}
     counts = workload.of_models
+    plan = workload.plan
+    rounding = rounding_of(plan, None) if plan.message_type else None
+    sent = rounding.sent if rounding else None
     batches = {model: workload.cut(update, model) for model in counts}
     for number in range(max(counts.values())):
         here = [model for model, count in counts.items() if number < count]
         weights.before_forward(number)
         with torch.set_grad_enabled(trains):
             inputs = {model: batches[model][number][0] for model in here}
-            outputs = run_gpt(weights.read, workload.plan.layout, inputs)
+            outputs = run_gpt(weights.read, plan.layout, inputs, sent)
             of_models = {
                 model: _share_of_loss(output, batches[model], number)
                 for model, output in outputs.items()

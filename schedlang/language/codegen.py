@@ -377,7 +377,7 @@ class Codegen:
                 # Its statements stand where they run: what an op is depends on where that is.
                 self.sequences[name.text] = item
                 return []
-            case syntax.Rank() | syntax.Repeated() | syntax.Objective():
+            case syntax.Rank() | syntax.Repeated() | syntax.Objective() | syntax.Sent():
                 return []
         return [self.setting(item)]
 

@@ -35,7 +35,7 @@ from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.findings import ranks_text
 from schedlang.schedule.kinds import MAKERS, Kind
 from schedlang.schedule.layout import Layout
-from schedlang.schedule.schedule import Schedule, Slots
+from schedlang.schedule.schedule import MESSAGE_TYPES, Schedule, Slots
 
 if TYPE_CHECKING:
     from schedlang.language.block import draw
@@ -184,6 +184,9 @@ class _Expansion:
         if declared.prices:
             own = program_costs(declared.prices, layout, declared.sites)
             costs = costs.over(own)
+        message_type = _named(declared.tree, syntax.Sent, "")
+        if message_type:
+            costs = costs.over(Costs(sent_share=MESSAGE_TYPES[message_type]))
         return Schedule(
             name=declared.tree.name.text,
             params=declared.params,
@@ -201,7 +204,8 @@ class _Expansion:
             warnings=tuple(self.warnings(ranks, costs)),
             lists=declared.lists,
             costs=costs,
-            objective=_objective(declared.tree),
+            objective=_named(declared.tree, syntax.Objective, OBJECTIVES[0]),
+            message_type=message_type,
         )
 
     def warnings(self, ranks: Sequence[Actions], costs: Costs) -> Iterator[Diagnostic]:
@@ -324,12 +328,14 @@ class _Expansion:
         ]
 
 
-def _objective(tree: syntax.Schedule) -> str:
-    """What passes minimise: a property of a timeline."""
-    names = [
-        item.name.text for item in tree.items if isinstance(item, syntax.Objective)
-    ]
-    return names[0] if names else OBJECTIVES[0]
+def _named(
+    tree: syntax.Schedule,
+    kind: type[syntax.Objective] | type[syntax.Sent],
+    default: str,
+) -> str:
+    """The name in the item of a kind, if the program has one."""
+    names = (item.name.text for item in tree.items if isinstance(item, kind))
+    return next(names, default)
 
 
 def _diagnostic(source: Source, declared: Declarations, group: list[Met]) -> Diagnostic:

@@ -31,6 +31,7 @@ class Head:
     layout: Layout
     weights: Sequence[str]
     costs: Costs
+    message_type: str = ""
 
     @property
     def one_stage_each(self) -> bool:
@@ -81,6 +82,8 @@ def head_lines(head: Head, words: dict[int, str]) -> Iterator[str]:
     if layout.keepers:
         yield f"keep r on {by_number('r', layout.keepers)}"
     yield from _weights(head.weights)
+    if head.message_type:
+        yield f"send {head.message_type}"
     yield from _costs(head.costs, words)
 
 

@@ -4,6 +4,7 @@ in each.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from attrs import define, field
@@ -15,6 +16,7 @@ from schedlang.language.scopes import FIGURES, Declared, Scopes, is_decimal
 from schedlang.language.sites import WORDS_OF_STAGE
 from schedlang.language.syntax import walk
 from schedlang.on_demand import on_demand
+from schedlang.schedule.schedule import MESSAGE_TYPES
 
 if TYPE_CHECKING:
     from schedlang.language.hints import nearest
@@ -92,12 +94,14 @@ class Checker(Scopes):
             )
         stages = [item for item in tree.items if isinstance(item, syntax.Stage)]
         objectives = [item for item in tree.items if isinstance(item, syntax.Objective)]
+        types = [item for item in tree.items if isinstance(item, syntax.Sent)]
         links = [item for item in tree.items if isinstance(item, syntax.Link)]
         keeps = [item for item in tree.items if isinstance(item, syntax.Keep)]
         once = (
             (orders, "`rank` or `block`"),
             (stages, "`stage`"),
             (objectives, "`objective`"),
+            (types, "type of messages"),
             (links, "`link`"),
             (keeps, "`keep`"),
         )
@@ -283,15 +287,18 @@ class Checker(Scopes):
                 inner = self.inner(scope, name)
                 self.whole(earlier, "the number of a stage", inner)
                 self.whole(later, "the number of a stage", inner)
-            case syntax.Objective(name) if name.text not in OBJECTIVES:
-                known = " or ".join(f"`{objective}`" for objective in OBJECTIVES)
-                help = nearest(name.text, OBJECTIVES, name.span) or f"it is {known}"
-                self.report(
-                    "unknown-name",
-                    f"no objective `{name.text}`",
-                    Label(name.span),
-                    help=help,
-                )
+            case syntax.Objective(name):
+                self.choice("objective", name, OBJECTIVES)
+            case syntax.Sent(name):
+                self.choice("type of messages", name, MESSAGE_TYPES)
+
+    def choice(self, what: str, name: syntax.Name, names: Collection[str]) -> None:
+        """Check a name that is one of a few."""
+        if name.text not in names:
+            known = " or ".join(f"`{each}`" for each in names)
+            help = nearest(name.text, names, name.span) or f"it is {known}"
+            message = f"no {what} `{name.text}`"
+            self.report("unknown-name", message, Label(name.span), help=help)
 
     def frozen_model(self, model: expressions.Reference) -> None:
         """Check the name of a model that is frozen."""

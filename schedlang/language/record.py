@@ -292,7 +292,10 @@ class Order:
         for index, location in enumerate(self.locations):
             microbatch = microbatches[index]
             if location in streamed and microbatch >= _TOO_LARGE:
-                message = f"`{self.word(index)}` of microbatch {microbatch:,}: a plan has fewer than 2^31"
+                op = self.word(index)
+                message = (
+                    f"`{op}` of microbatch {microbatch:,}: a plan has fewer than 2^31"
+                )
                 self.end_before(index, Fault("too-large", message, location))
                 return
             too_many = (

@@ -280,6 +280,13 @@ class Objective(Node):
 
 
 @frozen(eq=False, repr=False)
+class Sent(Node):
+    """`send bf16`: the type to which messages between ranks are rounded."""
+
+    name: Name
+
+
+@frozen(eq=False, repr=False)
 class Link(Node):
     """`link name on expr`: the link to the host that each rank's copies take."""
 

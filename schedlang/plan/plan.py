@@ -207,6 +207,7 @@ class Plan(Schedule):
             if isinstance(costs, WrittenCosts)
             else self.costs.to_json(),
             "spans": [[span.start, span.end] for span in self.spans],
+            **({"message_type": self.message_type} if self.message_type else {}),
         }
 
 

@@ -30,7 +30,7 @@ from schedlang.plan.text import parse_actions
 from schedlang.schedule.actions import Actions
 from schedlang.schedule.layout import Layout, Pipeline
 from schedlang.schedule.layout_rules import wrong_with
-from schedlang.schedule.schedule import Kernel, WeightRule
+from schedlang.schedule.schedule import MESSAGE_TYPES, Kernel, WeightRule
 from schedlang.schedule.transports import transports
 
 if TYPE_CHECKING:
@@ -45,7 +45,14 @@ else:
 
 T = TypeVar("T")
 #: Fields that came to the format later, as they are where a document does not have them.
-_LATER = {"skips": [], "edges": [], "frozen": [], "models": False, "keepers": []}
+_LATER = {
+    "skips": [],
+    "edges": [],
+    "frozen": [],
+    "models": False,
+    "keepers": [],
+    "message_type": "",
+}
 
 
 def open_plan(path: str | Path) -> Plan:
@@ -105,6 +112,7 @@ class Reader:
             spans=spans,
             weights=self.weights(layout),
             transport=self.transport(),
+            message_type=self.message_type(),
             costs=WrittenCosts(self.document.get("costs"), partial(self.costs, layout)),
             kernels=self.kernels(actions),
         )
@@ -142,6 +150,13 @@ class Reader:
                 "parameter"
             )
         return params
+
+    def message_type(self) -> str:
+        """The field `message_type`."""
+        name = self.value("message_type")
+        if name not in ("", *MESSAGE_TYPES):
+            self.wrong(f"`message_type` must be one of {', '.join(MESSAGE_TYPES)}")
+        return str(name)
 
     def lists(self) -> dict[str, tuple[int, ...]]:
         """The lists in the field `params`."""

@@ -145,6 +145,7 @@ def _of_messages(
     for kind in TRANSFERS:
         for number in layout.all_numbers:
             by_transfer[kind, number] = amounts[layout.earlier(kind, number)]
+    ended = np.maximum(ops.seen_at(ops.end), ops.last + 1)
     is_computed = (STREAMS[ops.kind] == STREAMS[Kind.F]) & (ops.sign > 0)
     parts: list[tuple[NDArray[Any], ...]] = []
     for rank, (begin, end) in enumerate(pairwise(columns.first.tolist())):
@@ -164,7 +165,7 @@ def _of_messages(
         last = ops.last[stop]
         for which, time, turn, place in (
             (is_sent, ops.start[head], head, _MESSAGES + freed),
-            (~held.is_sent, ops.end[last], last + 1, np.full(len(last), _USED)),
+            (~held.is_sent, ops.end[last], ended[last], np.full(len(last), _USED)),
         ):
             part = of_stage, -amount, time, turn, place
             parts.append(tuple(column[which] for column in part))

@@ -65,6 +65,8 @@ class Pass:
     location: int
 
 
+#: The types to which messages may be rounded, each with its bits as a part of 32.
+MESSAGE_TYPES = {"bf16": 0.5, "fp16": 0.5}
 #: The names of rules by which stages read their weights; a `delay` has its number.
 WEIGHT_RULES = ("latest", "stash", "unstashed", "delay")
 
@@ -155,6 +157,7 @@ class Schedule:
     each stage, or none where all read the latest. Ops that were drawn at time slots have them in
     `slots`, per rank and action, until the schedule is squeezed. It is to run on a `transport`.
     The `passes` of the program have yet to change it.
+    Messages between ranks are rounded to `message_type`, if it is one of `MESSAGE_TYPES`.
     `costs` are those that the program or its user gave, or a function that reads them: who runs a
     plan never asks for its costs. Passes minimise the `objective`, a property of a timeline.
     """
@@ -174,6 +177,7 @@ class Schedule:
     _costs: Costs | Callable[[], Costs] | None = field(default=None, eq=_costs_of)
     transport: str = PORTABLE
     objective: str = "makespan"
+    message_type: str = ""
     #: The parameters that are lists.
     lists: dict[str, tuple[int, ...]] = field(factory=dict)
 

@@ -90,6 +90,7 @@ def test_every_word_is_explained() -> None:
         ("schedule s { cost ", {"F", "send", "gather", "overlap"}, {"let", "peak"}),
         ("schedule s { weights ", {"latest", "stash", "delay"}, {"let"}),
         ("schedule s { objective ", {"makespan", "span"}, {"let"}),
+        ("schedule s { send ", {"bf16", "fp16"}, {"let"}),
         ("schedule s { param ", {"ranks", "microbatches", "slices"}, {"let"}),
         ("schedule s { let a = ", {"if", "not"}, {"let", "fill"}),
         ('schedule s { import "', {"lib/v.sched"}, {"let"}),

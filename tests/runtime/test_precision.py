@@ -6,10 +6,13 @@ torch = pytest.importorskip(
     "torch", reason="the runtime needs torch", exc_type=ImportError
 )
 
+from attrs import evolve  # noqa: E402
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from schedlang.runtime.precision import Rounding  # noqa: E402
+from schedlang import compile  # noqa: E402
+from schedlang.runtime import PipelineError  # noqa: E402
+from schedlang.runtime.precision import Rounding, rounding_of  # noqa: E402
 
 #: Half of the distance of neighbouring numbers near 1; and what is lost of the smallest, of the
 #: largest number.
@@ -80,3 +83,14 @@ def test_other_tensors_go_as_they_are(to: torch.dtype) -> None:
         assert packed.dtype == tensor.dtype
         assert torch.equal(packed, tensor)
         assert packed.is_contiguous()
+
+
+def test_the_type_is_the_programs_or_the_scripts() -> None:
+    plan = compile("1f1b")
+    rounded = evolve(plan, message_type="bf16")
+    assert rounding_of(rounded, None) == rounding_of(plan, torch.bfloat16)
+    assert rounding_of(rounded, torch.bfloat16).type == torch.bfloat16
+    with pytest.raises(PipelineError, match="and the plan says `send bf16`"):
+        rounding_of(rounded, torch.float16)
+    with pytest.raises(PipelineError, match="it must be torch"):
+        rounding_of(plan, torch.float32)

@@ -357,3 +357,31 @@ def test_an_ideal_execution_is_of_its_schedule_and_costs() -> None:
     assert of_ops is not None
     assert of_ops.transport == "ideal"
     assert ideal.costs == simulate(plan, costs).costs == costs.over(plan.costs)
+
+
+@pytest.mark.core
+def test_messages_of_fewer_bits_take_half_the_time(tmp_path: Path) -> None:
+    """By the plan's file, too, and at costs that a user gives; what ranks hold has all its bits."""
+    costs = Costs(boundary_bytes=(10,), bandwidth_in_node=10, weights_bytes=(0,))
+    whole = compile(f"schedule whole {{ {ROUNDED} }}")
+    rounded = compile(f"schedule rounded {{ {ROUNDED} send bf16 }}")
+    assert (whole.message_type, rounded.message_type) == ("", "bf16")
+    path = tmp_path / "plan.json"
+    write_plan(rounded, path)
+    for plan in (rounded, read_plan(path)):
+        assert plan == rounded
+        assert simulate(plan, costs).timeline.makespan == 12 + 4 * 0.5
+        assert simulate(plan, costs).peak_bytes == simulate(whole, costs).peak_bytes
+    assert simulate(whole, costs).timeline.makespan == 12 + 4 * 1
+    wrong = path.read_text().replace('"message_type": "bf16"', '"message_type": "bf15"')
+    path.write_text(wrong)
+    with pytest.raises(CompileError, match="`message_type` must be one of bf16, fp16"):
+        read_plan(path)
+
+
+#: Nothing overlaps: each of two microbatches goes to stage 1 and comes back.
+ROUNDED = """
+    param ranks = 2
+    param microbatches = 2
+    rank r { F(0) B(0) F(1) B(1) }
+"""

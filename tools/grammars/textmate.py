@@ -93,7 +93,8 @@ def _any(texts: Iterable[str]) -> str:
 def _behind() -> dict[Colour, str]:
     """Patterns of what a name can stand behind, as the tables of the parser have it, by colour."""
     # A state of the parser says what each terminal leads to. A name can stand behind a terminal if
-    # the state that it leads to takes a NAME: behind `for`, `=` and `(`, and not behind `}`.
+    # the state that it leads to takes a NAME: behind `for`, `=` and `(`, and not behind `}`. Behind
+    # `send`, `weights` is no name; it takes a state to tell, which these patterns have not.
     states = begin("items").parse_conf.parse_table.states
     texts = {
         spellings()[terminal]
@@ -102,7 +103,7 @@ def _behind() -> dict[Colour, str]:
         if action is Shift and terminal in spellings() and "NAME" in states[target]
     }
     return {
-        Colour.KEYWORD: f"\\b{_any(text for text in texts if text.isalpha())}\\b",
+        Colour.KEYWORD: f"\\b{_any(filter(str.isalpha, texts - op_words()))}\\b",
         Colour.OPERATOR: _any(
             text for text in texts if not text.isalpha() and text not in "(,"
         ),

@@ -20,6 +20,7 @@ from schedlang.language.names import OBJECTIVES
 from schedlang.language.recovery import Parser, accepted_by, begin
 from schedlang.language.scopes import BUILTINS
 from schedlang.language.symbols import Symbol
+from schedlang.schedule.schedule import MESSAGE_TYPES
 
 
 @frozen
@@ -74,6 +75,8 @@ def candidates(text: str, offset: int, path: str) -> Candidates:
     others: tuple[str, ...] = ()
     if last == "OBJECTIVE":
         others = OBJECTIVES
+    elif last == "SEND" and "NAME" in accepted:
+        others = tuple(MESSAGE_TYPES)
     elif last == "PARAM":
         others = SIZES
     if "NAME" in accepted:

@@ -43,7 +43,8 @@ class Cost:
     @property
     def depends_on(self) -> str:
         """The word that fields have in common that depend on each other."""
-        if self.group in ("latency", "bandwidth", "link", "size"):
+        transfers = ("latency", "bandwidth", "link", "size")
+        if self.group in transfers and not self.together:
             return "transfers"
         return "memory" if self.group == "memory" else self.together
 

@@ -129,6 +129,8 @@ class Costs:
     p2p_time: float | None = cost("latency", "number")
     link_times: _Matrix = cost("latency", "link")
     boundary_bytes: _Values = cost("size", "stage")
+    #: The part of `boundary_bytes` that is sent, where messages are rounded; without, all.
+    sent_share: float | None = cost("size", "number", together="share")
     ranks_per_node: int | None = cost("link", "whole")
     latency_in_node: float | None = cost("latency", "number")
     bandwidth_in_node: float | None = bandwidth()
@@ -435,10 +437,11 @@ class Costs:
         if latency_between is None:
             latency_between = latency
         bandwidth_between = self.bandwidth_between_nodes or bandwidth
+        share = 1.0 if self.sent_share is None else self.sent_share
         return Transfers(
             (latency, latency_between),
             (bandwidth, bandwidth_between),
-            tuple(self._of_stages("boundary_bytes", stages)),
+            tuple(share * size for size in self._of_stages("boundary_bytes", stages)),
             self.ranks_per_node,
             self.link_times,
         )

@@ -72,6 +72,7 @@ def head_of(schedule: Schedule, kinds: Container[int]) -> tuple[Head, dict[int, 
         schedule.layout,
         rules,
         schedule.costs,
+        schedule.message_type,
     )
     return head, words_for(kinds)
 
