@@ -370,6 +370,7 @@ FEATURES: dict[str, Feature] = {
         _has_copies,
         "sums",
     ),
+    "copies": Feature("copies of weights that stay alike", _has_copies, "copies"),
     "updates of replicas": Feature(
         "several pipelines whose stages the plan updates (`U`)",
         _updates_replicas,

@@ -174,13 +174,23 @@ def check_shared_weights(
 ) -> None:
     """Compare all copies of weights on all ranks; PipelineError if some differ."""
     check_hooks(shared)
+    unlike = unlike_copies(shared, processes, watchdog)
+    if unlike is not None:
+        raise PipelineError(f"{unlike} differ: they must begin with the same weights")
+
+
+def unlike_copies(
+    shared: Sequence[SharedWeights], processes: Processes, watchdog: Watchdog
+) -> str | None:
+    """Compare all copies of weights on all ranks. Return in words the first ones that differ, and
+    where they are; the same on all ranks.
+    """
     several = [
         each for each in shared if each.are_shared or processes.replicas.are_several
     ]
     own = {weights.name: weights.fingerprints() for weights in several}
     found = watchdog.gather(json.dumps(own), "compared no weights")
     first: dict[str, tuple[int, object]] = {}
-    # All ranks see all copies, so all raise the same error.
     for rank, theirs in found.items():
         for name, fingerprint in (
             (name, copy)
@@ -190,10 +200,8 @@ def check_shared_weights(
             other, expected = first.setdefault(name, (rank, fingerprint))
             if fingerprint != expected:
                 names = [processes.name(other), processes.name(rank)]
-                where = " and on ".join(dict.fromkeys(names))
-                raise PipelineError(
-                    f"{name} on {where} differ: they must begin with the same weights"
-                )
+                return f"{name} on {' and on '.join(dict.fromkeys(names))}"
+    return None
 
 
 def check_hooks(shared: Iterable[SharedWeights]) -> None:

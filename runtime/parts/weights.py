@@ -8,7 +8,7 @@ is ready. And if the plan updates weights, forwards of the next update may run b
 backwards of this one: a gradient that a forward adds by itself would count for the wrong update.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from operator import attrgetter
 
 from torch import Tensor, nn
@@ -19,7 +19,6 @@ from schedlang.runtime.door import Site
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Backward, Forward, Part
 from schedlang.runtime.setup import is_watched
-from schedlang.runtime.shared_weights import SharedWeights, check_hooks
 from schedlang.runtime.torch_private.leaf_hooks import has_hooks_after
 from schedlang.runtime.torch_private.tensors import changes_of
 from schedlang.runtime.torch_private.wrappers import is_sharded
@@ -57,48 +56,6 @@ class SameWeights(Part):
                 "old ones: put adapters in before `Pipeline` is made, load weights before that or "
                 "without `assign=True`, or make another `Pipeline` now"
             )
-
-
-class Copies(Part):
-    """Checks that the copies of a stage's weights, in replicas or as tied weights, stay alike: no
-    forward may change a weight in place, and no hook may see a part of the gradients' sum.
-    """
-
-    def __init__(
-        self, stage: int, module: nn.Module, shared: Sequence[SharedWeights]
-    ) -> None:
-        self._stage = stage
-        self._shared = shared
-        group_of = {
-            id(each): group.name for group in shared for each in group.parameters
-        }
-        #: The weights with copies: each with its name, and in words what has the copies.
-        self._copied = [
-            (weight, name, group_of[id(weight)])
-            for name, weight in module.named_parameters()
-            if id(weight) in group_of
-        ]
-        #: Before a forward, how often each of them was changed in place.
-        self._changes: list[int] = []
-
-    def begin_step(self) -> None:
-        """PipelineError if the script has registered such a hook since the last step."""
-        check_hooks(self._shared)
-
-    def before_forward(self, run: Forward) -> None:
-        """Count changes of the weights."""
-        self._changes = [changes_of(weight) for weight, _, _ in self._copied]
-
-    def after_forward(self, run: Forward) -> None:
-        """PipelineError if the forward has changed a weight."""
-        counts = zip(self._copied, self._changes, strict=True)
-        for (weight, name, copies), changes in counts:
-            if changes_of(weight) != changes:
-                raise PipelineError(
-                    f"the forward of stage {self._stage} changes its weight `{name}` in place, and "
-                    f"{copies} would not all see that, as with `nn.Embedding(max_norm=…)`: change "
-                    "weights after an update, or compute with a changed copy"
-                )
 
 
 class FrozenStage(Part):
@@ -249,11 +206,6 @@ def _changes_of_gradient(weight: Tensor) -> int:
 
 def of_stages(site: Site) -> Iterator[tuple[int, Part]]:
     """Make the parts for every stage; sharded weights come and go, so they are not compared."""
-    copied = [
-        group
-        for group in (site.shared if site.asks_for("sums") else ())
-        if group.are_shared or site.processes.replicas.are_several
-    ]
     for stage, module in site.modules.items():
         yield stage, SameWeights(stage, module)
         if site.plan.layout.trains(stage):
@@ -262,5 +214,3 @@ def of_stages(site: Site) -> Iterator[tuple[int, Part]]:
             yield stage, FrozenStage(stage, module, site.plan)
         if not is_sharded(module):
             yield stage, Weights(stage, module, site.plan.has_updates)
-            if copied:
-                yield stage, Copies(stage, module, copied)

@@ -37,12 +37,13 @@ HANGS = "hangs"
 NOT_ALONE = "not alone"
 NOT_FOR = "-"
 
-#: What the runtime says of weights that may be one weight, of hooks whose order counts, and of
-#: optimizers that move other memory.
+#: What the runtime says of weights that may be one weight, of hooks whose order counts, of
+#: optimizers that move other memory, and of copies of weights that drift apart.
 _QUESTIONS = (
     "are trained apart: if they are one weight of the model",
     "if both change it, let one of them take a view of the tensor",
     "if the optimizer changes memory of its own",
+    "are not alike any more",
 )
 
 #: More would only wait for each other.

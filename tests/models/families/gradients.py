@@ -7,11 +7,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from schedlang.runtime import add_loss
 from tests.models.families.state import language_model
-from tests.models.model import WIDTH, Does, Model, chain, feature, linear, weight
+from tests.models.model import (
+    WIDTH,
+    Does,
+    Model,
+    chain,
+    feature,
+    linear,
+    trained,
+    weight,
+)
 
 
 def everywhere(stages: int, add: Any) -> Model:
@@ -456,6 +466,26 @@ def tied_embedding(stages: int) -> Model:
     """The embedding and the scores have one weight, given as tied"""
     model = _shared(stages)
     model.tied = [{0: "0.weight", stages - 1: "1.weight"}]
+    return model
+
+
+@feature("gradients")
+def tied_embedding_decayed_in_part(stages: int) -> Model:
+    """A tied weight that decays as the scores, and not as the embedding"""
+
+    def optimizer(module: nn.Module) -> Optimizer:
+        kept = [part for part in module.modules() if isinstance(part, nn.Embedding)]
+        weights = [part.weight for part in kept]
+        ids = set(map(id, weights))
+        others = [each for each in trained(module) if id(each) not in ids]
+        groups = [
+            {"params": weights, "weight_decay": 0.0},
+            {"params": others, "weight_decay": 0.1},
+        ]
+        return torch.optim.SGD([group for group in groups if group["params"]], 0.1)
+
+    model = tied_embedding(stages)
+    model.optimizer = optimizer
     return model
 
 
