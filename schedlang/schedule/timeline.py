@@ -111,7 +111,7 @@ class Bars(Sequence[Bar]):
 @frozen
 class Timeline:
     """The ops of every rank in order of time, in the unit of the costs or in seconds. `copies` has
-    what runs beside them: copies, and the gathers and sums that the program writes.
+    what runs beside them: copies, exchanges, and the gathers and sums that the program writes.
     """
 
     # Idle time is counted three ways in the field. In this makespan of 9, both ranks work for 6:

@@ -232,6 +232,7 @@ WHOLE = {
     "update_times": 7,
     "offload_times": 33,
     "reload_times": 41,
+    "exchange_times": 19,
     "overlap_times": 251,
     "sum_times": 13,
     "gather_times": 17,

@@ -391,7 +391,9 @@ def test_forward_only(path: Path) -> None:
         )
         for actions, inference in zip(training.ranks, plan.ranks, strict=True):
             forwards = [
-                row for row in map(actions.row, range(len(actions))) if row[0] == Kind.F
+                row
+                for row in map(actions.row, range(len(actions)))
+                if row[0] in (Kind.F, Kind.EXCHANGE_F)
             ]
             forwards = [
                 row[:3] for row in forwards if row[2] < plan.layout.units(row[1])

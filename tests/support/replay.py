@@ -3,7 +3,7 @@ all rules hold.
 
 Written from the rules in docs/transports.md. It knows nothing of lanes that wait or of an order of
 events: it matches sends and receives by counting, and goes over all actions again and again until
-no time changes. For plans that run to their end, without offload.
+no time changes. For plans that run to their end, without offload, whose exchanges meet no others.
 """
 
 from collections import defaultdict
@@ -13,6 +13,7 @@ from attrs import frozen
 
 from schedlang import Costs, Kind, Schedule
 from schedlang.schedule.actions import is_send, is_transfer
+from tests.support.own_collectives import EXCHANGES
 from tests.support.own_needs import needs, receive_of
 
 Place = tuple[int, int]
@@ -20,11 +21,14 @@ Place = tuple[int, int]
 
 @frozen
 class _Ops:
-    """Ops that run as one: how long, and the times that they wait for and that they set."""
+    """Ops that run as one: how long, and the times that they wait for and that they set. Exchanges
+    run beside the others.
+    """
 
     takes: float
     waits: list[Hashable]
     makes: list[Hashable]
+    is_beside: bool = False
 
 
 @frozen
@@ -118,8 +122,9 @@ class Replay:
                 makes = [
                     ("made", s, m) for kind, s, m in rows if kind in (Kind.B, Kind.W)
                 ]
+                makes += [("exchanged", *row) for row in rows if row[0] in EXCHANGES]
                 takes = sum(self.durations.time(*row) for row in rows)
-                yield _Ops(takes, waits, makes)
+                yield _Ops(takes, waits, makes, rows[0][0] in EXCHANGES)
 
     def lane(self, rank: int, batch: range) -> Hashable:
         """Transfers of one lane go one after the other."""
@@ -135,9 +140,11 @@ class Replay:
     def waits(
         self, rank: int, kind: int, stage: int, microbatch: int
     ) -> Iterator[Hashable]:
-        """What an op waits for of other ranks: what is received, and updates for gradients."""
+        """What an op waits for: what is received or exchanged, and updates for gradients."""
         for need in needs(self.schedule, kind, stage, microbatch):
-            if self.schedule.placement[need[1]] != rank:
+            if need[0] in EXCHANGES:
+                yield "exchanged", *need
+            elif self.schedule.placement[need[1]] != rank:
                 if need[0] == Kind.W:
                     yield "made", need[1], need[2]
                 else:
@@ -168,9 +175,16 @@ class Replay:
                 # A rank that does not block goes on at once, and its lane is busy until the end.
                 now = end if self.blocks else now
                 continue
-            now = max([now, *(self.times[key] for key in step.waits)]) + step.takes
+            begin = max([now, *(self.times[key] for key in step.waits)])
+            if step.is_beside:
+                begin = max(begin, lanes["exchanges"])
+            end = begin + step.takes
             for key in step.makes:
-                self.put(key, now)
+                self.put(key, end)
+            if step.is_beside:
+                lanes["exchanges"] = end
+            else:
+                now = end
         return now
 
     def transfers(

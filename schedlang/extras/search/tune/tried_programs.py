@@ -175,6 +175,8 @@ def unlike(program: Program, fixed: Mapping[str, int]) -> str | None:
     moved = {node.passed for node in nodes if isinstance(node, syntax.Transfer)}
     if moved & {"weights", "gradients"}:
         return "weights that travel, of which a rank does not hold all that it has stages of"
+    if "exchange F" in kinds:
+        return "exchanges between stages, which the model must have"
     times = [node for node in nodes if type(node) is syntax.Cost and node.word == "F"]
     if any(node.indices for node in times):
         return "stages of unequal work, into which the model must be cut"
