@@ -44,7 +44,8 @@ class Buffers(Part):
     """The buffers of one stage, some of whose microbatches are `recomputed`.
 
     If the stage has `replicas` in the plan, no forward or backward may change a buffer on which
-    outputs depend, since the replicas would not see the change.
+    outputs depend, since the replicas would not see the change. If a replica `runs_again` what
+    another one ran ahead, running averages may not change either, since they would twice.
     """
 
     def __init__(
@@ -53,10 +54,12 @@ class Buffers(Part):
         module: nn.Module,
         recomputed: Container[int],
         replicas: Sequence[int],
+        runs_again: bool,
     ) -> None:
         self._stage = stage
         self._recomputed = recomputed
         self._replicas = replicas
+        self._runs_again = runs_again
         self._module = module
         #: By name, the module and the attribute of each buffer: a forward may replace the tensor.
         self._places: dict[str, tuple[nn.Module, str]] = {}
@@ -91,7 +94,7 @@ class Buffers(Part):
             self._averages = {
                 name
                 for name, (owner, _) in places.items()
-                if isinstance(owner, _AVERAGING)
+                if isinstance(owner, _AVERAGING) and not self._runs_again
             }
             self._changing = None
 
@@ -219,11 +222,13 @@ def _address(tensor: Tensor) -> int:
 
 def of_stages(site: Site) -> Iterator[tuple[int, Buffers]]:
     """Make the part for every stage: buffers may be put in later."""
+    layout = site.plan.layout
+    runs_again = bool(layout.handovers)
     for stage, module in site.modules.items():
         others = [
             other
-            for other in site.plan.layout.replicas(stage)
-            if site.modules.get(other) is not module
+            for other in layout.replicas(stage)
+            if other != stage and (runs_again or site.modules.get(other) is not module)
         ]
         recomputed = site.microbatches_with(REPEATS, stage)
-        yield stage, Buffers(stage, module, recomputed, others)
+        yield stage, Buffers(stage, module, recomputed, others, runs_again)

@@ -99,7 +99,10 @@ class RunsAhead(Edges):
         self._state: Any = None
 
     def before_forward(self, run: Forward) -> None:
-        """Keep the state of the random numbers before the first forward."""
+        """Leave losses that the module adds to the forward of the stage that takes over. Keep the
+        state of the random numbers before the first forward.
+        """
+        run.has_loss = False
         if self._is_first and not run.is_evaluation:
             self._state = random_state(self._device)
 

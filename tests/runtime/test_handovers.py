@@ -2,6 +2,8 @@
 microbatch trains as in one process.
 """
 
+from copy import deepcopy
+
 import pytest
 
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
@@ -10,8 +12,8 @@ import torch.distributed as dist
 from torch import nn
 
 from schedlang.plan.plan import Plan
-from schedlang.runtime import Pipeline
-from tests.support.models import alone, batch, difference, one_model, program
+from schedlang.runtime import Pipeline, add_loss, added_losses
+from tests.support.models import WIDTH, alone, batch, difference, one_model, program
 from tests.support.ranks import Run
 from tests.support.sizes import STEPS
 
@@ -71,12 +73,64 @@ def test_steps_are_those_of_one_process(
     assert max(run_ranks(trained, 4, steps, backwards).results()) < 1e-12
 
 
-def with_dropout() -> None:
+class Adding(nn.Module):
+    """A stage that adds a loss."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        add_loss("size", x.square().mean(), weight=0.5)
+        return self.inner(x)
+
+
+def with_added_losses() -> tuple[float, list[float]]:
+    """How far the added losses are from those of one process, and the gradients."""
     plan = program("roundpipe")
-    model = [nn.Sequential(each, nn.Dropout(0.5)) for each in one_model(plan.layout)]
+    expected = [*map(Adding, one_model(plan.layout))]
+    inputs, targets = batch(plan, 0)
+    with added_losses() as added:
+        loss = nn.functional.mse_loss(alone(expected, inputs), targets)
+    (loss + added.total).backward()
+    own = own_of(plan, [*map(Adding, one_model(plan.layout))])
+    ours = Pipeline(plan, own, nn.functional.mse_loss)
+    ours.step(inputs, targets)
+    found = ours.named_losses()
+    return abs(float(found["size"] - added["size"])), [
+        difference(weight.grad, other.grad)
+        for number, stage in own.items()
+        for weight, other in zip(
+            stage.parameters(),
+            expected[plan.layout.piece(number)].parameters(),
+            strict=True,
+        )
+    ]
+
+
+def test_losses_that_stages_add_count_once(run_ranks: Run) -> None:
+    for loss, gradients in run_ranks(with_added_losses, 4).results():
+        assert loss < 1e-12
+        assert max(gradients) < 1e-12
+
+
+def refused(behind: nn.Module) -> None:
+    """A step of stages, each with a copy of a module behind it."""
+    plan = program("roundpipe")
+    model = [nn.Sequential(each, deepcopy(behind)) for each in one_model(plan.layout)]
     Pipeline(plan, own_of(plan, model), nn.functional.mse_loss).step(*batch(plan, 0))
 
 
-def test_random_numbers_are_refused(run_ranks: Run) -> None:
-    outcome = run_ranks(with_dropout, 4)
-    assert any("draws random numbers, as dropout does" in log for log in outcome.logs)
+@pytest.mark.parametrize(
+    ("behind", "message"),
+    [
+        (nn.Dropout(0.5), "draws random numbers, as dropout does"),
+        (nn.BatchNorm1d(WIDTH, dtype=torch.double), "changes its buffer"),
+    ],
+    ids=["dropout", "batch norm"],
+)
+def test_forwards_that_would_differ_are_refused(
+    run_ranks: Run, behind: nn.Module, message: str
+) -> None:
+    outcome = run_ranks(refused, 4, behind)
+    assert any(message in log for log in outcome.logs), outcome.logs
