@@ -212,9 +212,11 @@ def _conclude(
         losses = total_losses(found)
         first = found[0].first
         print(f"training again in one process, {first + len(losses)} steps", flush=True)
-        errors = compare(found, losses, train_reference(workload, first + len(losses)))
+        alone = train_reference(workload, first + len(losses))
+        message_type = workload.plan.message_type
+        errors = compare(found, losses, alone, message_type)
         figures = errors | figures
-        right = is_rounding(errors)
+        right = is_rounding(errors, message_type)
     if options.json:
         print(json.dumps(figures), file=sys.__stdout__, flush=True)
     return right

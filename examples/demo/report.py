@@ -10,8 +10,9 @@ from schedlang.examples.demo.workload import ROWS, Workload
 from schedlang.extras.measured import Run, comparison_text
 from schedlang.extras.measured import compare as compare_run
 
-#: The largest relative difference that another order of the same float32 additions explains.
-TOLERANCE = 1e-5
+#: By the type of messages, the largest relative difference that another order of the same float32
+#: additions explains. Where messages are rounded, it may let a number be rounded to its neighbour.
+TOLERANCES = {"": 1e-5, "bf16": 2**-8, "fp16": 2**-11}
 
 
 def print_header(workload: Workload) -> None:
@@ -86,10 +87,13 @@ def total_losses(trainings: list[Training]) -> list[float]:
 
 
 def compare(
-    trainings: list[Training], losses: list[float], reference: Training
+    trainings: list[Training],
+    losses: list[float],
+    reference: Training,
+    message_type: str = "",
 ) -> dict[str, float]:
-    """Print whether this is the training of the reference run, and the largest differences,
-    relative to its figures; and give these.
+    """Print whether this is the training of the reference run, where messages have a type, and the
+    largest differences, relative to its figures; and give these.
     """
     last = reference.losses[-len(losses) :]
     loss_error = max(
@@ -115,16 +119,18 @@ def compare(
             f", of {counted(len(errors), 'gradient')} {errors[worst]:.1e} (`{worst}`)"
         )
     what = "training" if errors else "evaluation"
-    if is_rounding(figures):
+    if is_rounding(figures, message_type):
         print(f"\nright: this is the same {what} as in one process, but for rounding")
     else:
         print(f"\nwrong: this is not the same {what} as in one process")
+    tolerance = TOLERANCES[message_type]
     print(
-        f"largest difference {largest}; up to {TOLERANCE:.0e} is rounding", flush=True
+        f"largest difference {largest}; up to {tolerance:.0e} is rounding", flush=True
     )
     return figures
 
 
-def is_rounding(differences: Mapping[str, float]) -> bool:
+def is_rounding(differences: Mapping[str, float], message_type: str = "") -> bool:
     """Whether another order of the same additions explains all of these; NaN it does not."""
-    return all(each <= TOLERANCE for each in differences.values())
+    tolerance = TOLERANCES[message_type]
+    return all(each <= tolerance for each in differences.values())

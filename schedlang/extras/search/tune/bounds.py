@@ -30,8 +30,8 @@ def bounds_of(layout: Layout, costs: Costs) -> Bounds:
 
     Every microbatch goes forward and backward through all stages. So a rank's work can begin only
     when the first microbatch has reached it, and after its last input gradient the stages before
-    it still have a backward to run. A rank holds at least its weights, and the activations of one
-    microbatch on one of its stages.
+    it still have a backward to run. A rank holds at least its weights, and what there is while one
+    of its stages runs a forward: its activations, and the messages that it takes and makes.
     """
     stages = range(len(layout.placement))
     durations = costs.durations(len(stages))
@@ -49,7 +49,14 @@ def bounds_of(layout: Layout, costs: Costs) -> Bounds:
     own_whole = _least(alone["backward"], map(add, alone["input"], alone["weight"]))
     reached, left = _ways(layout, costs, forward, gradient, whole)
     amounts = costs.bytes(len(stages))
-    held = amounts[Kind.F] if amounts else [0.0] * len(stages)
+    held = [0.0] * len(stages)
+    if amounts:
+        held = [
+            amounts[Kind.F][stage]
+            + sum(amounts.messages[earlier] for earlier in layout.before[stage])
+            + amounts.messages[stage] * len(layout.after[stage])
+            for stage in stages
+        ]
     weights = costs.bytes_of_weights(len(stages))
     time = 0.0
     most = 0.0
