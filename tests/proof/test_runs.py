@@ -207,13 +207,13 @@ def test_a_slow_rank_is_one_whose_costs_are_higher(path: Path) -> None:
     plan = compile(read_source(path))
     factor = [1.5 if rank == 1 else 1.0 for rank in plan.placement]
     durations = COSTS.over(plan.costs).every_duration(len(factor))
-    # Copies are the host's work, and take as long on a slow rank.
-    is_copy = ("offload", "reload")
+    # Copies are the host's work, and exchanges the network's: they take as long on a slow rank.
+    is_beside = ("offload", "reload", "exchange", "exchange_back")
     slow = evolve(
         COSTS,
         **{
             f"{name}_times": [
-                time * (1.0 if name in is_copy else more)
+                time * (1.0 if name in is_beside else more)
                 for time, more in zip(times, factor, strict=True)
             ]
             for name, times in durations.items()
