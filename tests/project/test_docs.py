@@ -28,11 +28,12 @@ def test_every_cost_is_explained_and_the_example_is_one(tmp_path: Path) -> None:
     (tmp_path / "costs.yaml").write_text(example[1])
     costs = read_costs(tmp_path / "costs.yaml")
     execution = simulate(compile("1f1b"), costs)
+    message = 33.5e6
     assert execution.peak_bytes == (
-        4 * 1.2e9 + 5e9,
-        3 * 1.2e9 + 4e9,
-        2 * 1.2e9 + 4e9,
-        1.2e9 + 5e9,
+        4 * 1.2e9 + 5e9 + 6 * message,
+        3 * 1.2e9 + 4e9 + 6 * message,
+        2 * 1.2e9 + 4e9 + 6 * message,
+        1.2e9 + 5e9 + 3 * message,
     )
 
 

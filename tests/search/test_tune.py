@@ -271,6 +271,7 @@ def test_costs_of_layers_add_up_to_those_of_their_stages() -> None:
         forward_times=(2.0, 4.0),
         activation_bytes=(6.0, 8.0),
         boundary_bytes=(5.0, 5.0),
+        message_memory=(3.0, 3.0),
         bandwidth_in_node=2.0,
         p2p_time=None,
     )
@@ -278,6 +279,7 @@ def test_costs_of_layers_add_up_to_those_of_their_stages() -> None:
     assert layers.count == 6
     assert layers.costs.forward_times == (1, 1, 1, 1, 1, 1)
     assert layers.costs.boundary_bytes == (5,) * 6
+    assert layers.costs.message_memory == (3,) * 6
     two = compile("1f1b", {"ranks": 2, "microbatches": 2}).layout
     assert layers.of_stages((2, 4), two) == costs
     replicated = compile("chimera", {"ranks": 2, "microbatches": 2}).layout

@@ -64,10 +64,10 @@ class Layer:
 #: The times of ops, as `Layer` names them; `Costs` has a field with the ending `_times` for each.
 _OPS = ("forward", "input", "weight", "backward")
 _BYTES = ("activation_bytes", "kept_bytes", "weights_bytes")
-_HANDED_ON = "boundary_bytes"
-_NUMBERS = (*_OPS, *_BYTES, _HANDED_ON)
+_OF_MESSAGES = ("boundary_bytes", "message_memory")
+_NUMBERS = (*_OPS, *_BYTES, "boundary_bytes")
 #: The fields of `Costs` with a number for each stage, or here for each layer. A stage's number is
-#: the sum over its layers, except for `boundary_bytes`, which is its last layer's.
+#: the sum over its layers; but what messages take is said by the last layer.
 PER_LAYER = tuple(
     name for name, cost in COSTS.items() if cost.shape in ("stage", "unit")
 )
@@ -112,15 +112,16 @@ def costs_of_stages(
     """
     layers_by_stage(layers, sizes)
     fields = {f"{op}_times": op for op in _OPS}
-    if links.bandwidth_in_node or links.bandwidth_between_nodes:
-        fields[_HANDED_ON] = _HANDED_ON
-    if any(layer.activation_bytes or layer.weights_bytes for layer in layers):
+    has_bytes = any(layer.activation_bytes or layer.weights_bytes for layer in layers)
+    if has_bytes:
         fields |= {name: name for name in _BYTES}
+    if has_bytes or links.bandwidth_in_node or links.bandwidth_between_nodes:
+        fields["boundary_bytes"] = "boundary_bytes"
     of_layers: dict[str, Any] = {
         name: [getattr(layer, number) for layer in layers]
         for name, number in fields.items()
     }
-    costs = evolve(links, **{_HANDED_ON: None} | of_layers)
+    costs = evolve(links, **{"boundary_bytes": None} | of_layers)
     costs = merged(costs, sizes, layout, fields)
     with_fixed: dict[str, Any] = {}
     for op in _OPS:
@@ -144,7 +145,7 @@ def merged(
         values = getattr(costs, name)
         if values is None:
             continue
-        if name == _HANDED_ON:
+        if name in _OF_MESSAGES:
             numbers = [of_layer(values, stop - 1) for stop in cuts[1:]]
         else:
             numbers = [
@@ -172,7 +173,7 @@ def divided(costs: Costs, layers: Sequence[int]) -> Costs:
             continue
         of_layers = []
         for stage, count in enumerate(counts):
-            share = 1 if name == _HANDED_ON else count
+            share = 1 if name in _OF_MESSAGES else count
             of_layers += [part(of_layer(values, stage), share)] * count
         split[name] = tuple(of_layers)
     return evolve(costs, measured_stages=None, **split)
