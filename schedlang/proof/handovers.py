@@ -4,11 +4,11 @@ import numpy as np
 
 from schedlang.schedule.columns import is_any
 from schedlang.schedule.findings import Finding
-from schedlang.schedule.kinds import GATHERS, STEPS, SUMS, Kind
+from schedlang.schedule.kinds import FORWARD, GATHERS, STEPS, SUMS
 from schedlang.schedule.schedule import Schedule
 
 #: What a stage does that runs ahead: nothing is kept for other ops of a microbatch.
-_DOES = (Kind.F, *GATHERS, *SUMS, *STEPS)
+_DOES = (*FORWARD, *GATHERS, *SUMS, *STEPS)
 
 
 def wrong_structure(schedule: Schedule) -> list[Finding]:

@@ -38,6 +38,7 @@ from tests.support.damage import (
     batched_plan,
     damaged_plans,
     gallery,
+    handed_over_plan,
     one_of,
     random_plan,
     replicated_plan,
@@ -114,6 +115,7 @@ KINDS = {
     "replicated": replicated_plan,
     "featured": featured_plan,
     "travelling": travelling_plan,
+    "handed over": handed_over_plan,
     "gallery": lambda rng: rng.choice(gallery(SMALL, slices=2)),
 }
 

@@ -1,6 +1,7 @@
 """The shipped programs: golden plans, recorded cases, closed forms, and what they refuse."""
 
 import json
+import random
 import re
 from collections.abc import Callable
 from itertools import product, takewhile
@@ -333,6 +334,26 @@ def test_eager_1f1b_is_the_adaptive_schedule_of_dynapipe(
                     come.setdefault(target, []).append(microbatch)
     plan = compile("eager_1f1b", {"ranks": ranks, "microbatches": microbatches})
     assert [actions.compute().text().split() for actions in plan.ranks] == orders
+
+
+@pytest.mark.parametrize("room", [1, 2, 4, 7, 8])
+def test_dynapipe_takes_no_longer_than_orders_for_all_batches(room: int) -> None:
+    """In the room that it is given, however long the microbatches of a batch are."""
+    rng = random.Random(room)
+    size = {"ranks": 4, "microbatches": 12}
+    for _ in range(8):
+        lengths = [rng.lognormvariate(0.0, 0.7) for _ in range(12)]
+        costs = Costs(
+            forward_times=(lengths,),
+            backward_times=([2 * length for length in lengths],),
+        )
+        plan = compile("dynapipe", size | {"room": room}, costs)
+        execution = simulate(plan, costs)
+        assert max(execution.peak_activations) <= room
+        in_same_room = {4: "1f1b", 7: "eager_1f1b", 8: "eager_1f1b"}
+        if room in in_same_room:
+            other = simulate(compile(in_same_room[room], size, costs), costs)
+            assert execution.timeline.makespan <= other.timeline.makespan
 
 
 @pytest.mark.parametrize(

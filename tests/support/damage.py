@@ -9,7 +9,15 @@ from pathlib import Path
 
 from attrs import evolve
 
-from schedlang import Actions, CompileError, Kind, Schedule, compile, read_source
+from schedlang import (
+    Actions,
+    CompileError,
+    Kind,
+    Schedule,
+    Source,
+    compile,
+    read_source,
+)
 from schedlang.lowering import lower
 from schedlang.schedule.actions import (
     NO_MICROBATCH,
@@ -181,6 +189,52 @@ def _plan(path: Path, params: tuple[tuple[str, int], ...]) -> Schedule | None:
         return compile(read_source(path), dict(params))
     except CompileError:
         return None
+
+
+#: A pipeline that runs ahead of another one, on other ranks, on the same, or on some of them.
+_HANDOVERS = """schedule handovers {{
+    param ranks = 2
+    param microbatches = 2
+    fn home(s) = {back}
+    fn place(s) = {ahead}
+    pipeline back runs microbatches stage s in 0 .. 3 on home(s)
+    pipeline ahead runs microbatches stage s in 0 .. 2 on place(s)
+    edge s in 1 .. 3 from ahead(s - 1) to back(s)
+    rank r {{
+        for s in 0 .. 2 {{ for m in 0 .. microbatches {{ if place(s) == r {{ F(ahead(s), m) }} }} }}
+        for s in 0 .. 3 by -1 {{
+            for m in 0 .. microbatches {{ if home(s) == r {{ F(back(s), m)  B(back(s), m) }} }}
+        }}
+    }}
+}}
+"""
+
+
+@cache
+def _handed_over() -> tuple[Schedule, ...]:
+    """Plans in which a pipeline runs ahead, also for some of the stages alone."""
+    texts = [
+        _HANDOVERS.format(back=back, ahead=ahead)
+        for back, ahead in (
+            ("s % 2", "1 - s"),
+            ("(s + 1) % 2", "s"),
+            ("s / 2", "s"),
+            ("s % 2", "s"),
+        )
+    ]
+    small = {"ranks": 2, "microbatches": 2, "layers": 2}
+    return (
+        *(compile(Source("handovers.sched", text)) for text in texts),
+        *(
+            compile("roundpipe", small | {"forwards": ahead, "backwards": back})
+            for ahead, back in ((1, 1), (1, 2))
+        ),
+    )
+
+
+def handed_over_plan(rng: random.Random) -> Schedule:
+    """A plan in which a pipeline hands microbatches over to another one."""
+    return rng.choice(_handed_over())
 
 
 def random_plan(rng: random.Random) -> Schedule:

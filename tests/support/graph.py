@@ -57,8 +57,10 @@ def is_between(layout: Layout, edge: tuple[int, int]) -> bool:
 
 
 def pieces(layout: Layout, stage: int) -> list[int]:
-    """The stages that are the same piece of a model as a stage."""
-    if layout.models:
+    """The stages that are the same piece of a model as a stage. A damaged plan may name one that
+    does not exist.
+    """
+    if layout.models or not 0 <= stage < len(layout.placement):
         return [stage]
     starts = [pipeline.start for pipeline in layout.pipelines]
     own = stage - max(start for start in starts if start <= stage)

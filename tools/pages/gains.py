@@ -565,6 +565,8 @@ def dynapipe_row(spread: float) -> str:
             _step("gpipe", lengths),
             _step("1f1b", lengths),
             _step("eager_1f1b", lengths),
+            _step("dynapipe", lengths),
+            _step("dynapipe", lengths, room=2 * DYNAPIPE_SIZE["ranks"] - 1),
         ]
         alike = _step("1f1b", [sum(lengths) / microbatches] * microbatches)
         ratios.append([time / alike for time in times])
@@ -572,12 +574,13 @@ def dynapipe_row(spread: float) -> str:
     return line([f"{spread:.0%}", *(f"{mean:.2f}" for mean in means)])
 
 
-def _step(program: str, lengths: list[float]) -> float:
+def _step(program: str, lengths: list[float], **params: int) -> float:
     """The makespan of a program whose microbatches take as long as they are."""
     costs = Costs(
         forward_times=(lengths,), backward_times=([2 * length for length in lengths],)
     )
-    return simulate(compile(program, DYNAPIPE_SIZE, costs), costs).timeline.makespan
+    plan = compile(program, DYNAPIPE_SIZE | params, costs)
+    return simulate(plan, costs).timeline.makespan
 
 
 def post_validation_row(model: Model) -> str:
