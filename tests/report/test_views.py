@@ -1014,7 +1014,8 @@ def test_a_view_that_cannot_be_written(
 
 
 def test_the_pages_have_all_pictures() -> None:
-    pages = [(DOCS / name).read_text() for name in ("pictures.md", "generating.md")]
+    names = ("pictures.md", "generating.md", "training.md")
+    pages = [(DOCS / name).read_text() for name in names]
     shown = re.findall(r"\(pictures/(\w+)\.svg\)", "\n".join(pages))
     assert shown == [*NAMES]
     drawn = {path.stem for path in (DOCS / "pictures").glob("*.svg")} - {"logo"}
