@@ -178,7 +178,7 @@ class Layout:
             later: earlier
             for earlier, later in self.edges
             if min(earlier, later) >= 0
-            and max(earlier, later) < len(self.placement)
+            and max(earlier, later) < len(self.pipeline_of)
             and self.pipeline_of[earlier] != self.pipeline_of[later]
         }
 

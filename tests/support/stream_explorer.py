@@ -199,7 +199,9 @@ def own_uses(schedule: Schedule, rank: int) -> dict[tuple[int, bool], Uses]:
     for index, (kind, number, unit) in enumerate(rows):
         if kind not in (*SENDS, *RECEIVES):
             continue
-        earlier, later = sorted(schedule.layout.ends(kind, number))
+        ends = schedule.layout.ends(kind, number)
+        is_onwards = kind in (Kind.SEND_F, Kind.RECV_B)
+        earlier, later = ends if is_onwards else ends[::-1]
         if kind == Kind.SEND_F:
             takes[Kind.F, earlier, unit].add(index)
         elif kind == Kind.SEND_B:
