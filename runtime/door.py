@@ -281,10 +281,8 @@ FEATURES: dict[str, Feature] = {
         "repeats",
     ),
     "added losses": Feature("losses of the stages' own", _always, "added_losses"),
-    "loss weights": Feature(
-        "weights of the loss",
-        lambda asked, stage: _trains(asked, stage) and asked.setup.loss_fn is not None,
-        "loss_weights",
+    "foreign weights": Feature(
+        "weights that a stage or a loss has and no module", _trains, "foreign_weights"
     ),
     "split": Feature(
         "backwards in two halves (`I` and `W`)",

@@ -174,22 +174,24 @@ def check_shared_weights(
 ) -> None:
     """Compare all copies of weights on all ranks; PipelineError if some differ."""
     check_hooks(shared)
-    unlike = unlike_copies(shared, processes, watchdog)
+    own = fingerprints_of(shared, processes)
+    unlike = unlike_copies(watchdog.gather(own, "compared no weights"), processes)
     if unlike is not None:
         raise PipelineError(f"{unlike} differ: they must begin with the same weights")
 
 
-def unlike_copies(
-    shared: Sequence[SharedWeights], processes: Processes, watchdog: Watchdog
-) -> str | None:
-    """Compare all copies of weights on all ranks. Return in words the first ones that differ, and
-    where they are; the same on all ranks.
-    """
+def fingerprints_of(shared: Sequence[SharedWeights], processes: Processes) -> str:
+    """The fingerprints of all weights on this rank that have copies."""
     several = [
         each for each in shared if each.are_shared or processes.replicas.are_several
     ]
-    own = {weights.name: weights.fingerprints() for weights in several}
-    found = watchdog.gather(json.dumps(own), "compared no weights")
+    return json.dumps({each.name: each.fingerprints() for each in several})
+
+
+def unlike_copies(found: Mapping[int, str], processes: Processes) -> str | None:
+    """The first copies whose fingerprints differ, in words, and where they are. `found` has the
+    fingerprints of all ranks.
+    """
     first: dict[str, tuple[int, object]] = {}
     for rank, theirs in found.items():
         for name, fingerprint in (

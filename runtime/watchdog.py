@@ -258,6 +258,21 @@ class Watchdog:
         found = self.store.multi_get([*keys.values()])
         return {rank: value.decode() for rank, value in zip(keys, found, strict=True)}
 
+    def leave(self, name: str, value: str) -> None:
+        """Leave a value for other ranks, without a wait."""
+        self.store.set(f"left/{self._number}/{name}/{self.rank}", value)
+
+    def left(self, name: str) -> dict[int, str] | None:
+        """The values that all ranks have left under a name; None if some have not yet."""
+        keys = [f"left/{self._number}/{name}/{rank}" for rank in self.processes.all]
+        if not self.store.check(keys):
+            return None
+        found = self.store.multi_get(keys)
+        return {
+            rank: value.decode()
+            for rank, value in zip(self.processes.all, found, strict=True)
+        }
+
     def agree(self, number: int) -> None:
         """Count this rank among those that have noted the call with this number."""
         self.store.add(f"agreed/{self._number}/{number}", 1)

@@ -20,7 +20,12 @@ from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Forward, Part
 from schedlang.runtime.processes import Processes
 from schedlang.runtime.setup import is_watched
-from schedlang.runtime.shared_weights import SharedWeights, check_hooks, unlike_copies
+from schedlang.runtime.shared_weights import (
+    SharedWeights,
+    check_hooks,
+    fingerprints_of,
+    unlike_copies,
+)
 from schedlang.runtime.torch_private.tensors import changes_of
 from schedlang.runtime.torch_private.wrappers import is_sharded
 from schedlang.runtime.watchdog import Watchdog
@@ -69,8 +74,9 @@ class Copies(Part):
 
 
 class Drift(Part):
-    """Warns once if copies of weights are not alike any more. They are compared at the begin of
-    steps that are watched, from the second one on.
+    """Warns once if copies of weights are not alike any more. Before steps that are watched, from
+    the second one on, each rank leaves fingerprints of its own; rank 0 compares them once all are
+    there, so no rank waits.
     """
 
     def __init__(
@@ -81,15 +87,28 @@ class Drift(Part):
         self._watchdog = watchdog
         self._steps = 0
         self._has_warned = False
+        #: The last step before which fingerprints were left that are not compared yet.
+        self._left: int | None = None
 
     def begin_step(self) -> None:
-        """Compare the copies on all ranks."""
+        """Leave the fingerprints of this rank."""
         self._steps += 1
-        if self._has_warned or self._steps == 1 or not is_watched(self._steps):
+        if self._steps > 1 and is_watched(self._steps):
+            own = fingerprints_of(self._shared, self._processes)
+            self._watchdog.leave(f"copies/{self._steps}", own)
+            self._left = self._steps
+
+    def end_step(self) -> None:
+        """Compare those of all ranks on rank 0."""
+        if self._left is None or self._watchdog.rank != min(self._processes.all):
             return
-        unlike = unlike_copies(self._shared, self._processes, self._watchdog)
-        self._has_warned = unlike is not None
-        if unlike is not None and self._processes.own == min(self._processes.all):
+        found = self._watchdog.left(f"copies/{self._left}")
+        if found is None:
+            return
+        self._left = None
+        unlike = unlike_copies(found, self._processes)
+        if unlike is not None and not self._has_warned:
+            self._has_warned = True
             warnings.warn(
                 f"{unlike} are not alike any more: each rank updates its own copy, so give all "
                 "copies the same options of the optimizer, and let the script change all of them "
@@ -114,8 +133,5 @@ def of_stages(site: Site) -> Iterator[tuple[int, Copies]]:
 
 def of_rank(rank: Rank) -> Iterator[Drift]:
     """Make the part for this rank. Weights that travel have no copies between two steps."""
-    site = rank.site
-    # A rank that is lost would be waited for.
-    if not site.setup.survives_loss:
-        shared = [group for group in site.shared if group.home is None]
-        yield Drift(shared, site.processes, rank.watchdog)
+    shared = [group for group in rank.site.shared if group.home is None]
+    yield Drift(shared, rank.site.processes, rank.watchdog)

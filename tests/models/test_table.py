@@ -137,6 +137,10 @@ TRIED: dict[str, dict[str, str]] = {
     "scalar beside": {},
     "detached input": {},
     "unused weight": {},
+    "weight of another stage": dict.fromkeys(
+        OF_EACH_KIND,
+        r"computes with weights of shape \[8, 8\] that its module does not",
+    ),
     "frozen first stage": {},
     "frozen last stage": {},
     "relu in place first": {"1f1b_recompute": _IN_PLACE},

@@ -18,7 +18,7 @@ from tests.support.paths import PROGRAMS, ROOT
 ALWAYS = {
     "added_losses",
     "buffers",
-    "loss_weights",
+    "foreign_weights",
     "shared_draws",
     "shared_hooks",
     "unknown_scalers",

@@ -514,6 +514,22 @@ def shared_layer_by_hand(stages: int) -> Model:
 
 
 @feature("gradients")
+def weight_of_another_stage(stages: int) -> Model:
+    """Stages that use a weight of the first one, which their modules do not have"""
+    first = nn.Linear(WIDTH, WIDTH)
+
+    def with_first(self: Any, x: Tensor) -> Tensor:
+        return self.part(x) + nn.functional.linear(x, first.weight)
+
+    def stage(number: int) -> nn.Module:
+        if number == 0:
+            return nn.Sequential(first, nn.Tanh())
+        return Does(with_first, part=linear())
+
+    return chain(stage, stages)
+
+
+@feature("gradients")
 def tied_layer(stages: int) -> Model:
     """One weight in all stages, given as tied"""
     shared = nn.Linear(WIDTH, WIDTH)
