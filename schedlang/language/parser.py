@@ -135,7 +135,7 @@ class _Builder(Transformer[Token, Any]):
         ):
             return tuple(child for child in children if child is not None)
         if rule in ("kind", "passed", "direction", "timed", "held"):
-            return children[0]
+            return " ".join(children)
         if rule in ("block", "body"):
             return syntax.Block(tuple(children), span=span)
         if rule in _BINARY:

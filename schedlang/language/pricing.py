@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: `forward_memory`. Where a program splits backwards and writes no `I`, `B` is the input half.
 _COSTS = {op.word: op.cost for op in OPS.values()}
 _COSTS |= {"BW": "backward", "send": "message"}
-_COSTS |= {word: word for word in ("exchange", "gather", "overlap", "sum")}
+_COSTS |= {word: word for word in ("gather", "overlap", "sum")}
 #: What transfers take is said once.
 _SENDS = frozenset(["p2p_time", "link_times"])
 #: Of how many indices the cost of an op is that differs by microbatch.

@@ -31,7 +31,7 @@ LAYER = """schedule layer {
     param ranks = 1
     param microbatches = 2
     stage s in 0 .. 3 on 0
-    cost exchange = 2
+    cost exchange F = 2
     rank r {
         F(0, 0)  exchange F(1, 0)
         F(0, 1)  exchange F(1, 1)
@@ -123,7 +123,7 @@ def test_an_inference_exchanges_activations_alone() -> None:
 
 def test_frozen_stages_exchange_nothing_back() -> None:
     """What stands behind them still exchanges gradients, down to the first that is trained."""
-    frozen = LAYER.replace("cost exchange", "frozen 0 .. 1\n    cost exchange")
+    frozen = LAYER.replace("cost exchange F", "frozen 0 .. 1\n    cost exchange F")
     plan = compile(Source("layer.sched", frozen))
     back = [word for word in plan.ranks[0].text().split() if "EXCHANGE_B" in word]
     assert back == ["1EXCHANGE_B0", "1EXCHANGE_B1"]
@@ -258,3 +258,15 @@ def test_damaged_groups_are_judged_as_by_the_explorer() -> None:
 
 def test_those_that_stand_between_stages_meet_a_group() -> None:
     assert {*BETWEEN} <= {*MEETS}
+
+
+def test_exchanges_back_may_take_longer() -> None:
+    """Without a time of their own, they take as long as those before forwards."""
+
+    def durations(text: str) -> set[tuple[str, float]]:
+        (beside,) = simulate(compile(Source("layer.sched", text))).timeline.copies
+        return {(Kind(bar.kind).name, bar.end - bar.start) for bar in beside}
+
+    assert durations(LAYER) == {("EXCHANGE_F", 2), ("EXCHANGE_B", 2)}
+    longer = LAYER.replace("rank r {", "cost exchange B = 5\n    rank r {")
+    assert durations(longer) == {("EXCHANGE_F", 2), ("EXCHANGE_B", 5)}

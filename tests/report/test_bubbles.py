@@ -67,7 +67,9 @@ def check(schedule: Schedule, costs: Costs) -> None:
     for each in idle:
         assert is_true(schedule, execution, steps, each), each
     communication = sum(
-        each.length for each in idle if each.cause in ("transfer", "transport")
+        each.length
+        for each in idle
+        if each.cause in ("transfer", "transport", "collective")
     )
     assert account.behind.exposed == pytest.approx(communication, abs=1e-6 * makespan)
     assert sum(segment.length for segment in path) == pytest.approx(makespan)
