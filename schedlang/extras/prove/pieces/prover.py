@@ -33,7 +33,6 @@ from schedlang.extras.prove.pieces.formulas import (
     figures_of,
     in_microbatches,
 )
-from schedlang.extras.prove.pieces.gathers_and_sums import check_gathers
 from schedlang.extras.prove.pieces.linear import (
     Affine,
     NeedsBase,
@@ -41,6 +40,7 @@ from schedlang.extras.prove.pieces.linear import (
     NotLinear,
     Searched,
     Undecided,
+    holds_from,
     number,
     settled,
 )
@@ -66,6 +66,7 @@ from schedlang.language.codegen import generate
 from schedlang.language.expand import check_text, expand, parameters
 from schedlang.language.faults import Fault
 from schedlang.language.sites import Sites
+from schedlang.proof.presence import presence
 from schedlang.proof.prove import ideal_execution
 from schedlang.ranks.weights import follow_weights
 from schedlang.schedule.actions import is_transfer, is_update
@@ -377,7 +378,7 @@ class Prover:
             raise NotLinear("it has several versions of weights")
         with settled():
             check_coverage(with_idle, layout)
-            check_gathers(orders, layout)
+            _check_collectives(schedules)
             stamped = _stamped(orders, schedules)
             figures = figures_of(stamped.timed, schedules)
             proved = [(stamped, figures, schedules)]
@@ -674,6 +675,31 @@ def _check_same(orders: Orders, columns: Sequence[Columns]) -> None:
         for rank, (begin, end) in enumerate(pairwise(real.first.tolist())):
             if not np.array_equal(orders.table(rank, n), table[:, begin:end]):
                 raise NoStamps(f"the order of rank {rank} is not that of the compiler")
+
+
+def _check_collectives(schedules: list[Schedule]) -> None:
+    """Fault if the weights of a stage are not there when they are needed, or a gradient is not
+    summed, for all n. NotLinear where ranks meet for that.
+
+    Which weights and gradients are there after a round of a loop follows from the last op of each
+    stage in it. So every further round finds what the second one finds, and at n = 2 each loop that
+    grows has two.
+    """
+    layout = schedules[0].layout
+    columns = schedules[0].columns
+    stages = np.unique(columns.stage[columns.is_collective]).tolist()
+    if any(len(layout.replicas(stage)) > 1 for stage in stages):
+        raise NotLinear(
+            "it gathers or sums stages of which it has replicas, or passes on to them, and "
+            "each of them goes on meanwhile"
+        )
+    if not stages:
+        return
+    findings = [presence(schedule).findings() for schedule in schedules]
+    if len(set(map(bool, findings))) > 1:
+        holds_from(1)
+    for finding in findings[-1]:
+        raise Fault(finding.code, finding.message, finding.place)
 
 
 def _repeated(orders: Orders, schedules: list[Schedule]) -> Repeated | str:
