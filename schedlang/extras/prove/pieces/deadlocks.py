@@ -9,16 +9,20 @@ later: of all these batches, none can be the first that runs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from schedlang.extras.prove.pieces.linear import ONCE, Affine
 from schedlang.extras.prove.pieces.pieces import Orders
-from schedlang.extras.prove.pieces.start_times import NoStamps, Rules, Stamped, Timed
+from schedlang.extras.prove.pieces.start_times import (
+    NoStamps,
+    Rules,
+    Stamped,
+    Timed,
+    ideal_batches,
+)
 from schedlang.language.faults import Fault
-from schedlang.proof.edges import ideal_events
 from schedlang.schedule.schedule import Schedule
 
 #: A batch: the number of its piece among all pieces, its index in the piece, and its round.
@@ -67,11 +71,11 @@ class _Waits:
         )
         stops = {}
         for rank in first.keys() & second.keys():
-            *place, early = first[rank]
+            piece, batch, early = first[rank]
             *other, late = second[rank]
             at = Affine(early, late - early)
-            if place == other and self._is_round(at, place[0]):
-                stops[rank] = (*place, at)
+            if [piece, batch] == other and self._is_round(at, piece):
+                stops[rank] = piece, batch, at
         return stops
 
     def _is_round(self, at: Affine, piece: int) -> bool:
@@ -80,15 +84,9 @@ class _Waits:
 
     def _stops_at(self, schedule: Schedule, n: int) -> Iterator[tuple[int, Place]]:
         """The ranks that do not come to their end at one size, each with where it stops."""
-        events = ideal_events(schedule, schedule.costs)
-        columns = schedule.columns
-        heads = np.flatnonzero(
-            (columns.batch == np.arange(len(columns))) & ~columns.is_transfer
-        )
-        is_done = np.isfinite(events.graph.ends[events.item[heads]])
-        bounds = pairwise(np.searchsorted(heads, columns.first).tolist())
-        for rank, (begin, end) in enumerate(bounds):
-            undone = np.flatnonzero(~is_done[begin:end])
+        events, items = ideal_batches(schedule)
+        for rank, own in enumerate(items):
+            undone = np.flatnonzero(np.isinf(events.graph.ends[own]))
             if not len(undone):
                 continue
             before = int(undone[0])
@@ -119,8 +117,9 @@ class _Waits:
         for op in self.stamped.timed[piece].piece.batches[batch]:
             for made, stage, further, _, _ in self.stamped.needs(op):
                 makers = self.sources.get((made, stage))
-                wanted = (op.microbatch + further).in_round(at)
-                for cell in makers.cells(ONCE, wanted) if makers else ():
+                if makers is None:
+                    continue
+                for cell in makers.cells(ONCE, (op.microbatch + further).in_round(at)):
                     source, source_batch, _ = makers.ops[cell.source]
                     yield source, source_batch, cell.round
 
