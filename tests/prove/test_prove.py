@@ -12,7 +12,7 @@ from schedlang.compiler import check_program, compile
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.extras.prove.certificates import what_it_proves
 from schedlang.extras.prove.check_orders import Wrong
-from schedlang.extras.prove.pieces.budget import Budget
+from schedlang.extras.prove.pieces.expansion import Budget
 from schedlang.extras.prove.pieces.linear import NeedsBase, number, settled
 from schedlang.extras.prove.pieces.prover import prove_for_all
 from schedlang.extras.prove.result import Proof

@@ -17,7 +17,7 @@ from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.diagnostics.source import Source
 from schedlang.extras.prove.certificates import what_it_proves
 from schedlang.extras.prove.check_orders import Wrong
-from schedlang.extras.prove.check_sets import faults_of
+from schedlang.extras.prove.check_sets import NEEDS, faults_of
 from schedlang.extras.prove.sets.closed_forms import forms_of
 from schedlang.extras.prove.sets.numbers import Number, Unreadable, digits
 from schedlang.extras.prove.sets.outcome import Outcome, contains, prove
@@ -32,6 +32,8 @@ from schedlang.language.loading import load
 from schedlang.proof.execution import Execution
 from schedlang.proof.memory import peaks
 from schedlang.proof.prove import ideal_execution
+from schedlang.schedule.kinds import Kind
+from schedlang.schedule.needs import RULES
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.stream import unroll
 from tests.support.mistakes import damaged
@@ -727,6 +729,39 @@ def test_a_damaged_certificate_does_not_pass(
     assert faults_of(certificate)
 
 
+def with_an_op_again(certificate: dict[str, Any], random: Random) -> None:
+    first = certificate["statements"][0]
+    name = first["name"]
+    texts = {of: text.replace(f"{name}[", "again[") for of, text in first.items()}
+    certificate["statements"].append({**texts, "name": "again"})
+    for case in certificate["cases"]:
+        case["stamps"]["again"] = case["stamps"][name].replace(f"{name}[", "again[")
+
+
+def with_an_op_of_two_items(certificate: dict[str, Any], random: Random) -> None:
+    first, second = certificate["statements"][:2]
+    other = second["item"].replace(f"{second['name']}[", f"{first['name']}[")
+    first["item"] = str(isl.Map(first["item"]).union(isl.Map(other)))
+
+
+def with_stamps_of_no_op(certificate: dict[str, Any], random: Random) -> None:
+    stamps = certificate["cases"][0]["stamps"]
+    name = min(stamps)
+    stamps[name] = str(isl.Map(stamps[name]).intersect_params(isl.Set("{ : 1 = 0 }")))
+
+
+@pytest.mark.parametrize(
+    "damage", [with_an_op_again, with_an_op_of_two_items, with_stamps_of_no_op]
+)
+def test_an_op_has_one_item_and_one_stamp(
+    damage: Callable[[dict[str, Any], Random], None],
+) -> None:
+    certificate = json.loads(json.dumps(certificate_of(proved("1f1b")[0])))
+    damage(certificate, Random(1))
+    (fault, *_) = faults_of(certificate)
+    assert "not a certificate" not in fault
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -772,6 +807,23 @@ def test_a_certificate_by_another_rule_for_weights_does_not_pass(rule: str) -> N
     certificate = json.loads(json.dumps(certificate_of(proved("pipedream_2bw")[0])))
     certificate["weights"] = [[rule, "{ [s, u, g, m, k] -> [s, u - 1, 0, 0, 0] }"]]
     assert faults_of(certificate)
+
+
+def test_the_checker_knows_what_the_compiler_says_that_ops_need() -> None:
+    kinds = {Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.U}
+    of_compiler = {
+        (user.name, rule.made.name, rule.of, rule.slices)
+        for rule in RULES
+        for user in kinds.intersection(rule.users)
+        if rule.made in kinds
+    }
+    slices = {"k]": 0, "k - 1]": -1, "k + 1]": 1, "k2]": 0}
+    of_checker = {
+        (user, made, of, slices[rest.split(", ")[-1]])
+        for users, made, of, rest in NEEDS
+        for user in users
+    }
+    assert of_checker == of_compiler
 
 
 def with_claim(program: str, claim: str, before: str = "    rank r") -> Source:

@@ -9,16 +9,17 @@ again. So the orders follow from the text, and not from sizes that were tried.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from math import ceil, gcd
-from typing import Any
+from typing import Any, ClassVar
 
 from attrs import define, field, frozen
 
-from schedlang.extras.prove.pieces.budget import Budget
 from schedlang.extras.prove.pieces.linear import (
+    ONCE,
+    Affine,
     Linear,
     Loop,
     NeedsPeriod,
@@ -27,8 +28,11 @@ from schedlang.extras.prove.pieces.linear import (
     NotLinear,
     Searched,
     holds_from,
+    linear,
     listed_for_all,
 )
+from schedlang.extras.prove.pieces.open_ops import with_next, with_owed
+from schedlang.extras.prove.pieces.pieces import Op, Orders, Piece, aligned
 from schedlang.language import syntax
 from schedlang.language.arithmetic import (
     quotient,
@@ -46,30 +50,23 @@ _MOST_RUNS = 400
 #: The most rounds of a loop that are taken as one.
 _MOST_UNROLLED = 512
 
-#: A call of an op in the program: its location, stage and microbatch, and its slice if it has one.
-Call = tuple[Any, ...]
-
 
 @frozen
 class Part:
-    """Calls that a rank makes in each of `rounds` rounds. Microbatches may depend on the round."""
+    """Ops that a rank calls in each of `rounds` rounds. Stages and microbatches may be open, as
+    None.
+    """
 
-    rounds: Any
-    calls: list[Call]
-    loop: Loop | None = None
+    rounds: Affine
+    ops: list[Op]
 
 
 @frozen
 class Expansion:
-    """A program for microbatches = base + period * n: the parts of each rank's order, the rank of
-    each stage, how many microbatches each stage runs, and the claims.
-    """
+    """A program for microbatches = base + period * n: the orders of its ranks, and its claims."""
 
-    params: Mapping[str, Any]
+    orders: Orders
     sites: Sites
-    ranks: tuple[list[Part], ...]
-    placement: tuple[int, ...]
-    units: tuple[Any, ...]
     claims: tuple[Claim, ...]
 
 
@@ -79,8 +76,10 @@ def expand_for_all(
     base: int,
     period: int,
     budget: Budget,
+    unroll: int = 1,
 ) -> Expansion:
-    """Expand a program for microbatches = base + period * n.
+    """Expand a program for microbatches = base + period * n, with `unroll` rounds of every loop
+    that grows taken as one.
 
     NeedsBase or NeedsPeriod where that needs other ones. NotLinear, with the reason, where there is
     no such expansion, or it takes more than the `budget`. Fault if the program is wrong for all n.
@@ -93,7 +92,38 @@ def expand_for_all(
         microbatches=Linear(base, period),
         budget=budget,
     )
-    return declared.expansion()
+    return declared.expansion(unroll)
+
+
+class Spent(NotLinear):
+    """The budget is used up."""
+
+
+@define
+class Budget:
+    """The number of ops that a proof has generated so far, and its limit. It counts ops and not
+    seconds, so what is proved does not depend on the machine.
+    """
+
+    #: The most ops to generate in all orders, symbolic ones included: a few minutes of work.
+    MOST: ClassVar[int] = 5_000_000
+
+    spent: int = 0
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the limit is reached."""
+        return self.spent > self.MOST
+
+    def spend(self, ops: int) -> None:
+        """Count ops that are about to be generated; Spent if they exceed the limit."""
+        self.spent += ops
+        if self.is_spent:
+            message = (
+                f"it takes more than {self.MOST:,} ops; prove it for fewer ranks, or for any "
+                "number of them with `--for ranks=any`"
+            )
+            raise Spent(message)
 
 
 class _Chunks(dict[int, int]):
@@ -121,7 +151,7 @@ class _Declared(Declarations):
     unrolled: dict[Any, int] = field(factory=dict)
     is_within: bool = False
 
-    def expansion(self) -> Expansion:
+    def expansion(self, unroll: int) -> Expansion:
         """Run the program."""
         self.names |= {
             **ARITHMETIC,
@@ -142,15 +172,11 @@ class _Declared(Declarations):
         layout = self.layout()
         for price in self.prices:
             self.check_price(price)
-        ranks = range(self.params["ranks"])
-        return Expansion(
-            self.params,
-            self.sites,
-            tuple(self.order_of(rank, layout) for rank in ranks),
-            layout.placement,
-            tuple(map(layout.units, range(len(layout.placement)))),
-            tuple(self.claims),
-        )
+        ranks = [self.order_of(rank, layout) for rank in range(self.params["ranks"])]
+        stages = range(len(layout.placement))
+        units = tuple(linear(layout.units(stage)).parts for stage in stages)
+        orders = aligned(ranks, units, layout.placement, unroll)
+        return Expansion(orders, self.sites, tuple(self.claims))
 
     # What stands before the order
 
@@ -194,8 +220,8 @@ class _Declared(Declarations):
 
     # The order of a rank
 
-    def order_of(self, rank: int, layout: Layout) -> list[Part]:
-        """The parts of a rank's order. The program runs until all loops are split as needed."""
+    def order_of(self, rank: int, layout: Layout) -> Sequence[Piece]:
+        """The order of a rank. The program runs until all loops are split as needed."""
         self.begin(rank, layout)
         chunks = _Chunks(enumerate(self.held))
         self.splits = {}
@@ -208,13 +234,13 @@ class _Declared(Declarations):
         #     }                                      2nd run    two rounds one by one, then a part
         for _ in range(_MOST_RUNS):
             self.budget.spend(1)
-            self.parts = [Part(1, [])]
+            self.parts = [Part(ONCE, [])]
             self.path = []
             self.is_within = False
             del self.claims[claims:]
             try:
                 self.names["program"](rank, self.op, self.held, chunks)
-                return [part for part in self.parts if part.calls]
+                break
             except NeedsSplit as split:
                 self._split(split.loop, split.at)
             except NeedsUnrolling as unrolling:
@@ -229,7 +255,11 @@ class _Declared(Declarations):
                 raise Fault(
                     "no-such-stage", f"`stage({error})` on rank {rank}", 0
                 ) from None
-        raise NotLinear(f"the order of rank {rank} has too many parts")
+        else:
+            raise NotLinear(f"the order of rank {rank} has too many parts")
+        pieces = [_piece(part, self.sites) for part in self.parts if part.ops]
+        # `next` comes first, since a bare `W` takes the microbatch of an `I`.
+        return with_owed(with_next(pieces, self.sites), self.sites)
 
     def _split(self, loop: Loop, at: Any) -> None:
         key, begin, factor = loop.key
@@ -242,15 +272,40 @@ class _Declared(Declarations):
             place += 1
         borders.insert(place, border)
 
-    def op(self, call: Call) -> None:
-        """Record a call."""
-        location, stage, microbatch, *slices = call
-        if isinstance(stage, Linear) or any(
-            isinstance(number, Linear) for number in slices
-        ):
+    def op(self, call: tuple[Any, ...]) -> None:
+        """Record a call of an op: its location, stage and microbatch, and its slice if it has
+        one.
+        """
+        location, stage, microbatch, *of_slice = call
+        if any(isinstance(number, Linear) for number in (stage, *of_slice)):
             raise NotLinear("a stage or a slice depends on `microbatches`", location)
         self.budget.spend(1)
-        self.parts[-1].calls.append((location, stage, microbatch, *slices))
+        site = self.sites.ops[location]
+        if stage is None and len(self.held) == 1:
+            stage = self.held[0]
+        if stage is None and not (site.is_bare and site.word == "W"):
+            message = f"`{site.word}` does not say which stage"
+            raise Fault("which-stage", message, location)
+        if stage is not None and stage not in self.held:
+            message = f"`{site.word}` of a stage of another rank"
+            raise Fault("not-on-this-rank", message, location)
+        if microbatch is not None:
+            microbatch = self._unit(microbatch, of_slice, location)
+        op = Op(self.sites.kinds[location], stage, microbatch, location)
+        self.parts[-1].ops.append(op)
+
+    def _unit(self, microbatch: Any, of_slice: Sequence[Any], location: int) -> Affine:
+        """The number of a microbatch, or of its slice."""
+        word = self.sites.ops[location].word
+        slices = self.params.get("slices", 1)
+        for number in of_slice:
+            if number is None or not 0 <= number < slices:
+                raise Fault("no-such-slice", f"`{word}` of slice {number}", location)
+            microbatch = microbatch * slices + number
+        parts = linear(microbatch).parts
+        if not all(isinstance(part, int) for part in parts):
+            raise NotLinear(f"`{word}` of a microbatch that is no whole number")
+        return parts
 
     def claim(self, location: int, values: dict[str, Any]) -> None:
         """Record a claim; it must not stand in a loop over microbatches."""
@@ -329,7 +384,7 @@ class _Declared(Declarations):
         if rounds.constant < 1:
             holds_from(ceil(Fraction(1 - rounds.constant, rounds.by_n)))
         loop = Loop(rounds, (key, begin, factor))
-        self.parts.append(Part(rounds, [], loop))
+        self.parts.append(Part(linear(rounds).parts, []))
         self.is_within = True
         # The symbolic round, as a number.
         round_number = Linear(0, 0, 1, loop)
@@ -339,7 +394,7 @@ class _Declared(Declarations):
             self.path.pop()
         self.is_within = False
         # Calls after the loop belong to another part.
-        self.parts.append(Part(1, []))
+        self.parts.append(Part(ONCE, []))
         yield from self._one_by_one(start + begin + (length - left), left, key[0])
 
 
@@ -362,3 +417,17 @@ ARITHMETIC = {
     "multiply": lambda left, right, _: left * right,
     "listed": listed_for_all,
 }
+
+
+# Filling in what calls leave open
+
+
+def _piece(part: Part, sites: Sites) -> Piece:
+    """A part with its ops in batches."""
+    batches: list[list[Op]] = []
+    for op in part.ops:
+        first = sites.batches.get(op.location)
+        if first is None or op.location == first or not batches:
+            batches.append([])
+        batches[-1].append(op)
+    return Piece(part.rounds, tuple(map(tuple, batches)))

@@ -41,10 +41,6 @@ class Held:
     versions: tuple[int, ...]
     staleness: int = 0
 
-    def of(self, name: str) -> Any:
-        """NotLinear: a schedule without a flush has no figure of time."""
-        raise NotLinear(f"`{name}` of a schedule without a flush")
-
 
 @frozen(kw_only=True)
 class Figures(Held):
@@ -54,23 +50,25 @@ class Figures(Held):
     work: Affine
     span: Affine
 
-    def of(self, name: str) -> Any:
-        """A figure of time by its name in programs."""
-        match name:
-            case "bubble":
-                return self.makespan - self.work
-            case "span_bubble":
-                return self.span - self.work
-        return getattr(self, name)
+    @property
+    def bubble(self) -> Affine:
+        """The idle time of the busiest rank."""
+        return self.makespan - self.work
 
-    def named(self) -> dict[str, Affine]:
-        """All figures by name, with the peak of each rank."""
-        peaks = {f"peak({rank})": peak for rank, peak in enumerate(self.peak)}
-        return {name: self.of(name) for name in NAMES} | peaks
+    @property
+    def span_bubble(self) -> Affine:
+        """The idle time within the span."""
+        return self.span - self.work
 
 
 #: The figures of a whole schedule, in the order in which they are printed.
 NAMES = ("makespan", "work", "bubble", "span", "span_bubble")
+
+
+def named(figures: Any) -> dict[str, Any]:
+    """All figures by name, with the peak of each rank."""
+    peaks = {f"peak({rank})": peak for rank, peak in enumerate(figures.peak)}
+    return {name: getattr(figures, name) for name in NAMES} | peaks
 
 
 def figures_of(timed: Sequence[Timed], schedules: Sequence[Schedule]) -> Figures:
@@ -213,7 +211,9 @@ def _figure(name: str, figures: Held, site: ClaimSite) -> Any:
         case "peak":
             values = [_value(of, as_decimal) for of in figures.peak]
             return partial(_of_rank, values)
-    return _value(figures.of(name), as_decimal)
+    if not isinstance(figures, Figures):
+        raise NotLinear(f"`{name}` of a schedule without a flush")
+    return _value(getattr(figures, name), as_decimal)
 
 
 def _of_rank(values: Sequence[Any], rank: Any = None) -> Any:

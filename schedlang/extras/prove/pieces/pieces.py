@@ -1,37 +1,29 @@
-"""The orders of ranks for any n, as pieces that repeat. Microbatches depend on n and on the round.
-
-`orders_of` makes them from an expansion: it fills in what calls leave open, which are stages,
-`next`, and the weight gradients that a bare `W` takes.
+"""The orders of ranks for any n, as pieces that repeat. Microbatches depend on n and on the
+round.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 from math import lcm
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from attrs import evolve, frozen
 
-from schedlang.extras.prove.pieces.expansion import Expansion, Part
 from schedlang.extras.prove.pieces.linear import (
     ONCE,
     ZERO,
     Affine,
     NotLinear,
     holds_from,
-    linear,
 )
 from schedlang.language.faults import Fault
-from schedlang.language.sites import Sites
 from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.columns import Ints
-from schedlang.schedule.kinds import OF_STAGE, OPS, Kind, op_of
-
-T = TypeVar("T")
+from schedlang.schedule.kinds import OF_STAGE, OPS
 
 
 @frozen
@@ -158,237 +150,6 @@ def later(orders: Orders, by: int) -> Orders:
     return evolve(orders, ranks=ranks, units=tuple(map(moved, orders.units)))
 
 
-def of_n(number: Any) -> Affine:
-    """A number of the program that depends on n alone."""
-    parts = linear(number).parts
-    if parts.by_round:
-        raise NotLinear(
-            "a number that depends on the round of a loop stands where none can"
-        )
-    return parts
-
-
-# Filling in what calls leave open
-
-
-def orders_of(expansion: Expansion, unroll: int = 1) -> Orders:
-    """The orders of an expansion, with `unroll` rounds of every growing piece taken as one."""
-    slices = expansion.params.get("slices", 1)
-    ranks = []
-    for rank, parts in enumerate(expansion.ranks):
-        held = tuple(
-            stage for stage, of in enumerate(expansion.placement) if of == rank
-        )
-        calls = [
-            _Calls(
-                part,
-                [
-                    _completed(call, expansion.sites, held, slices)
-                    for call in part.calls
-                ],
-            )
-            for part in parts
-        ]
-        # `next` comes first, since a bare `W` takes the microbatch of an `I`.
-        _count_next(calls, expansion.sites)
-        pieces = [
-            piece for each in calls for piece in [each.piece(expansion.sites, held)]
-        ]
-        pieces = _with_owed(pieces, expansion.sites)
-        ranks.append(tuple(pieces))
-    units = tuple(map(of_n, expansion.units))
-    factor = _strides(ranks)
-    unrolled = tuple(
-        tuple(part for piece in pieces for part in _alike(piece, factor, unroll))
-        for pieces in ranks
-    )
-    strides = (factor * unroll,) * len(units)
-    return Orders(unrolled, units, expansion.placement, strides)
-
-
-class _Calls:
-    """The calls of a part, as lists of location, stage and microbatch."""
-
-    def __init__(self, part: Part, calls: list[list[Any]]) -> None:
-        self.rounds = of_n(part.rounds)
-        self.calls = calls
-
-    def piece(self, sites: Sites, held: Sequence[int]) -> Piece:
-        """The piece of these calls."""
-        batches: list[list[Op]] = []
-        for location, stage, microbatch in self.calls:
-            kind = sites.kinds[location]
-            op = Op(kind, stage, ZERO if kind in OF_STAGE else microbatch, location)
-            first = sites.batches.get(location)
-            if first is None or location == first or not batches:
-                batches.append([op])
-            else:
-                batches[-1].append(op)
-        return Piece(self.rounds, tuple(map(tuple, batches)))
-
-
-def _completed(call: Any, sites: Sites, held: Sequence[int], slices: int) -> list[Any]:
-    location, stage, microbatch, *of_slice = call
-    site = sites.ops[location]
-    if stage is None and not site.is_bare:
-        stage = held[0] if len(held) == 1 else None
-    if stage is None and not (site.is_bare and site.word == "W"):
-        if len(held) != 1:
-            raise Fault(
-                "which-stage", f"`{site.word}` does not say which stage", location
-            )
-        stage = held[0]
-    if stage is None and len(held) == 1:
-        stage = held[0]
-    if stage is not None and stage not in held:
-        raise Fault(
-            "not-on-this-rank", f"`{site.word}` of a stage of another rank", location
-        )
-    if microbatch is not None:
-        for number in of_slice:
-            if number is None or not 0 <= number < slices:
-                raise Fault(
-                    "no-such-slice", f"`{site.word}` of slice {number}", location
-                )
-            microbatch = microbatch * slices + number
-        number = linear(microbatch)
-        if any(not isinstance(part, int) for part in number.parts):
-            raise NotLinear(f"`{site.word}` of a microbatch that is no whole number")
-        microbatch = number.parts
-    return [location, stage, microbatch]
-
-
-def _count_next(parts: list[_Calls], sites: Sites) -> None:
-    """Fill in each `next`: the number of earlier calls of that op on that stage."""
-    takes_next = sites.takes_next
-    if not takes_next:
-        return
-    if sites.is_mixed:
-        raise NotLinear("`next` counts ops that name their microbatch as well")
-    groups = [(part.rounds, part.calls) for part in parts]
-    places = numbered(groups, lambda call: (sites.counted_as[call[0]], call[1]))
-    for part, of_part in zip(parts, places, strict=True):
-        for call, place in zip(part.calls, of_part, strict=True):
-            if call[0] in takes_next:
-                call[2] = place
-
-
-def numbered(
-    groups: Sequence[tuple[Affine, Sequence[T]]], key_of: Callable[[T], Any]
-) -> list[list[Affine]]:
-    """Number things through consecutive groups. A group is its number of rounds and the things of
-    each round; the number of a thing is how many things with the same key come before it.
-    """
-    # `before` has the count of earlier groups, for all n. Within a group that repeats, each round
-    # adds the same number:
-    #
-    #     2 x F(next) │ (n + 1) x { F(next) B(next) }         second F: microbatch 2 + k
-    before: dict[Any, Affine] = {}
-    result = []
-    for rounds, things in groups:
-        in_round = Counter(map(key_of, things))
-        seen: Counter[Any] = Counter()
-        places = []
-        for key in map(key_of, things):
-            first = before.get(key, ZERO) + seen[key]
-            places.append(first + Affine(0, 0, in_round[key]))
-            seen[key] += 1
-        for key, count in in_round.items():
-            before[key] = before.get(key, ZERO) + rounds * count
-        result.append(places)
-    return result
-
-
-# Weight gradients that are owed
-
-
-def _with_owed(pieces: list[Piece], sites: Sites) -> list[Piece]:
-    """Fill in each `W` without a microbatch: it takes the weight gradient that is owed longest."""
-    oldest = sites.takes_oldest
-    weights = [location for location, kind in sites.kinds.items() if kind == Kind.W]
-    if not oldest or not any(
-        op.location in oldest for piece in pieces for op in piece.ops
-    ):
-        return pieces
-    if len(weights) > len(oldest):
-        raise NotLinear("some `W` name their microbatch, and some take the oldest")
-    bare = {sites.ops[location].is_bare for location in oldest}
-    stages = {op.stage for piece in pieces for op in piece.ops if op_of(op.kind).owes}
-    if len(bare) > 1 and len(stages) > 1:
-        raise NotLinear("some `W` name their stage, and some do not")
-    by_stage = not bare.pop()
-    # If different rounds of a piece take by different rules, the piece is split there, and all is
-    # done again.
-    while True:
-        completed, cut = _owed_once(pieces, oldest, by_stage)
-        if cut is None:
-            return completed
-        index, at = cut
-        pieces = [*pieces[:index], *split(pieces[index], at), *pieces[index + 1 :]]
-
-
-def _owed_once(
-    pieces: list[Piece], oldest: frozenset[int], by_stage: bool
-) -> tuple[list[Piece], tuple[int, Affine] | None]:
-    """The pieces with every `W` filled in; or no pieces, but the piece to split and the round at
-    which.
-    """
-
-    # Gradients form a queue: the i-th `W` takes the i-th gradient that was made. Both are numbered
-    # through all pieces, and `sorted_cells` finds where the numbers are equal.
-    def key_of(op: Op) -> int | None:
-        return op.stage if by_stage else None
-
-    owing = [[op for op in piece.ops if op_of(op.kind).owes] for piece in pieces]
-    taking = [[op for op in piece.ops if op.location in oldest] for piece in pieces]
-    rounds = [piece.rounds for piece in pieces]
-    sources: dict[Any, list[tuple[Affine, Op, Affine]]] = {}
-    made = numbered(list(zip(rounds, owing, strict=True)), key_of)
-    for of, ops, places in zip(rounds, owing, made, strict=True):
-        for op, place in zip(ops, places, strict=True):
-            sources.setdefault(key_of(op), []).append((of, op, place))
-    taken = numbered(list(zip(rounds, taking, strict=True)), key_of)
-    completed = []
-    for index, piece in enumerate(pieces):
-        filled: dict[int, Op] = {}
-        for op, position in zip(taking[index], taken[index], strict=True):
-            there = sources.get(key_of(op), [])
-            makers = [
-                (number, of, place) for number, (of, _, place) in enumerate(there)
-            ]
-            cells = sorted_cells(piece.rounds, position, makers)
-            if not cells or not tiles(cells, piece.rounds):
-                raise Fault(
-                    "nothing-next",
-                    "`W`, but no weight gradient is owed here",
-                    op.location,
-                )
-            met = [
-                (owing.stage, owing.microbatch.in_round(cell.round))
-                for cell in cells
-                for _, owing, _ in [there[cell.source]]
-            ]
-            # All rounds must take by one rule, or the piece is split.
-            stage, microbatch = met[
-                max(range(len(cells)), key=lambda at: cells[at].is_long)
-            ]
-            for cell, (of_stage, number) in zip(cells, met, strict=True):
-                first, expected = (
-                    of.in_round(cell.begin) for of in (number, microbatch)
-                )
-                are_alike = stage == of_stage and first == expected
-                if not are_alike or (cell.is_long and number != microbatch):
-                    return [], (index, cell.end if cell.begin == ZERO else cell.begin)
-            filled[id(op)] = evolve(op, stage=stage, microbatch=microbatch)
-        completed.append(_filled_in(piece, filled))
-    return completed, None
-
-
-def _filled_in(piece: Piece, filled: Mapping[int, Op]) -> Piece:
-    """The piece with some ops replaced, by the ids of the old ones."""
-    return piece.changed(lambda op: filled.get(id(op), op))
-
-
 def is_computed(kind: int) -> bool:
     """Whether ops of this kind have a microbatch and are no transfers."""
     return kind not in OF_STAGE and not is_transfer(kind)
@@ -448,6 +209,23 @@ def unrolled(piece: Piece, factor: int) -> list[Piece]:
     whole = Piece(rounds, tuple(batches))
     rest = shifted(piece, Affine(left), rounds * factor)
     return [whole, one_by_one(rest)] if left else [whole]
+
+
+def aligned(
+    ranks: Sequence[Sequence[Piece]],
+    units: tuple[Affine, ...],
+    placement: tuple[int, ...],
+    unroll: int,
+) -> Orders:
+    """The orders of all ranks. All pieces that grow go on by the same number of microbatches in a
+    round, as `unroll` rounds are taken as one, or more.
+    """
+    stride = _strides(ranks)
+    orders = tuple(
+        tuple(part for piece in pieces for part in _alike(piece, stride, unroll))
+        for pieces in ranks
+    )
+    return Orders(orders, units, placement, (stride * unroll,) * len(units))
 
 
 def _strides(ranks: Sequence[Sequence[Piece]]) -> int:

@@ -16,7 +16,6 @@ from schedlang.diagnostics.activity import doing
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Source
 from schedlang.extras.prove.open_program import Program, program_of
-from schedlang.extras.prove.pieces.budget import Budget
 from schedlang.extras.prove.pieces.computing import (
     all_trained,
     computing,
@@ -25,15 +24,15 @@ from schedlang.extras.prove.pieces.computing import (
 )
 from schedlang.extras.prove.pieces.coverage import check_coverage
 from schedlang.extras.prove.pieces.deadlocks import check_deadlock
-from schedlang.extras.prove.pieces.expansion import expand_for_all
+from schedlang.extras.prove.pieces.expansion import Budget, expand_for_all
 from schedlang.extras.prove.pieces.formulas import (
     Figures,
     claim_holds,
     expression,
     figures_of,
     in_microbatches,
+    named,
 )
-from schedlang.extras.prove.pieces.gathers_and_sums import check_gathers
 from schedlang.extras.prove.pieces.linear import (
     Affine,
     NeedsBase,
@@ -41,12 +40,13 @@ from schedlang.extras.prove.pieces.linear import (
     NotLinear,
     Searched,
     Undecided,
+    holds_from,
     number,
     settled,
 )
 from schedlang.extras.prove.pieces.orders_certificate import certified
 from schedlang.extras.prove.pieces.pattern import pattern_of
-from schedlang.extras.prove.pieces.pieces import Orders, later, orders_of
+from schedlang.extras.prove.pieces.pieces import Orders, later
 from schedlang.extras.prove.pieces.size_sets import Sizes
 from schedlang.extras.prove.pieces.start_times import (
     NoStamps,
@@ -66,6 +66,8 @@ from schedlang.language.codegen import generate
 from schedlang.language.expand import check_text, expand, parameters
 from schedlang.language.faults import Fault
 from schedlang.language.sites import Sites
+from schedlang.proof import figures as simulated
+from schedlang.proof.presence import presence
 from schedlang.proof.prove import ideal_execution
 from schedlang.ranks.weights import follow_weights
 from schedlang.schedule.actions import is_transfer, is_update
@@ -149,8 +151,8 @@ class _Size:
 
     #: For each transport, the codes of the errors there.
     codes: Mapping[str, frozenset[str]]
-    #: The figures, if there is no error on any transport.
-    figures: Figures | None
+    #: The figures by name, if there is no error on any transport, and a flush.
+    figures: Mapping[str, Any] | None
 
     def on(self, transport: str) -> str:
         """The outcome on a transport: `proved`, `wrong` or `refused`."""
@@ -311,10 +313,10 @@ class Prover:
                 one.base,
                 one.period,
                 self.budget,
+                unroll,
             )
-            orders = orders_of(expansion, unroll)
         schedules = [self.expanded(one, n) for n in range(_LOOKED_AT)]
-        orders = in_use(orders, schedules[0].layout)
+        orders = in_use(expansion.orders, schedules[0].layout)
         claims = expansion.claims
         if expansion.sites.parts:
             return self.streamed(one, orders, expansion.sites, schedules, claims)
@@ -377,7 +379,7 @@ class Prover:
             raise NotLinear("it has several versions of weights")
         with settled():
             check_coverage(with_idle, layout)
-            check_gathers(orders, layout)
+            _check_collectives(schedules)
             stamped = _stamped(orders, schedules)
             figures = figures_of(stamped.timed, schedules)
             proved = [(stamped, figures, schedules)]
@@ -446,24 +448,11 @@ class Prover:
         except CompileError as error:
             common = frozenset(diagnostic.code for diagnostic in error.diagnostics)
             return _Size(dict.fromkeys(self.program.transports, common), None)
-        return _Size(codes, None if any(codes.values()) else self.figures(schedule))
-
-    def figures(self, schedule: Schedule) -> Figures | None:
-        """The figures at one size; None for a program without a flush."""
-        if schedule.stream:
-            return None
+        if any(codes.values()) or schedule.stream:
+            return _Size(codes, None)
         execution = ideal_execution(only_computing(schedule))
         assert execution
-        line = execution.timeline
-        exact = line.fixed.exact
-        amount = execution.costs.fixed_memory.exact
-        return Figures(
-            makespan=Affine(exact(line.makespan)),
-            work=Affine(exact(max(line.busy))),
-            span=Affine(exact(line.span)),
-            peak=tuple(Affine(amount(peak)) for peak in execution.peak_memory),
-            versions=(),
-        )
+        return _Size(codes, named(simulated.Figures(execution)))
 
     def told(self, classes: list[Class]) -> Proof:
         """The proof that results from the classes and from the sizes before them."""
@@ -601,24 +590,21 @@ class Prover:
     def laws(self, classes: list[Class], small: list[int]) -> Iterator[Law]:
         """The figures as formulas."""
         of_classes = [
-            (one, one.figures.named())
+            (one, named(one.figures))
             for one in classes
             if one.figures and one.outcome != "unknown"
         ]
-        of_sizes = {
-            size: self.sizes[size].figures for size in small if size in self.sizes
-        }
-        simulated = {size: of.named() for size, of in of_sizes.items() if of}
+        compiled = [(size, self.sizes[size]) for size in small if size in self.sizes]
         for figure in of_classes[0][1] if of_classes else ():
             pieces: dict[Affine, Sizes] = {}
             for one, figures in of_classes:
                 law = in_microbatches(figures[figure], one.base, one.period)
                 sizes = pieces.setdefault(law, Sizes())
                 sizes.progressions.append((one.base, one.period))
-            for size, values in simulated.items():
+            for size, of in compiled:
                 for law, sizes in pieces.items():
                     # The formula also covers the small sizes whose simulation agrees with it.
-                    if Affine(law.at(size)) == values[figure]:
+                    if of.figures and law.at(size) == of.figures[figure]:
                         sizes.single.add(size)
             texts = ((sizes.text(), expression(law)) for law, sizes in pieces.items())
             yield Law(figure, tuple(texts))
@@ -674,6 +660,31 @@ def _check_same(orders: Orders, columns: Sequence[Columns]) -> None:
         for rank, (begin, end) in enumerate(pairwise(real.first.tolist())):
             if not np.array_equal(orders.table(rank, n), table[:, begin:end]):
                 raise NoStamps(f"the order of rank {rank} is not that of the compiler")
+
+
+def _check_collectives(schedules: list[Schedule]) -> None:
+    """Fault if the weights of a stage are not there when they are needed, or a gradient is not
+    summed, for all n. NotLinear where ranks meet for that.
+
+    Which weights and gradients are there after a round of a loop follows from the last op of each
+    stage in it. So every further round finds what the second one finds, and at n = 2 each loop that
+    grows has two.
+    """
+    layout = schedules[0].layout
+    columns = schedules[0].columns
+    stages = np.unique(columns.stage[columns.is_collective]).tolist()
+    if any(len(layout.replicas(stage)) > 1 for stage in stages):
+        raise NotLinear(
+            "it gathers or sums stages of which it has replicas, or passes on to them, and "
+            "each of them goes on meanwhile"
+        )
+    if not stages:
+        return
+    findings = [presence(schedule).findings() for schedule in schedules]
+    if len(set(map(bool, findings))) > 1:
+        holds_from(1)
+    for finding in findings[-1]:
+        raise Fault(finding.code, finding.message, finding.place)
 
 
 def _repeated(orders: Orders, schedules: list[Schedule]) -> Repeated | str:

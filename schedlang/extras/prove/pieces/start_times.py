@@ -30,6 +30,7 @@ from schedlang.extras.prove.pieces.pieces import (
 )
 from schedlang.proof.durations import latencies
 from schedlang.proof.edges import ideal_events
+from schedlang.proof.events import Events
 from schedlang.schedule.actions import is_update
 from schedlang.schedule.columns import Ints, is_any
 from schedlang.schedule.kinds import OF_STAGE, OPS, Kind
@@ -134,23 +135,25 @@ class Timed:
         return self.starts[batch] + Affine(self.takes[batch])
 
 
+def ideal_batches(schedule: Schedule) -> tuple[Events, list[Ints]]:
+    """The ideal execution, and for each rank the items of its batches there."""
+    events = ideal_events(schedule, schedule.costs)
+    columns = schedule.columns
+    is_head = columns.batch == np.arange(len(columns))
+    heads = np.flatnonzero(is_head & ~columns.is_transfer)
+    borders = np.searchsorted(heads, columns.first[1:-1])
+    return events, np.split(events.item[heads], borders)
+
+
 def walked(schedule: Schedule) -> list[list[Any]]:
     """The start time of each batch of each rank in the ideal execution; fractions where costs are
     not whole numbers. NoStamps if it deadlocks.
     """
-    events = ideal_events(schedule, schedule.costs)
+    events, items = ideal_batches(schedule)
     if not events.graph.is_whole:
         raise NoStamps("ranks wait for each other")
-    columns = schedule.columns
-    rows = np.arange(len(columns))
-    heads = np.flatnonzero((columns.batch == rows) & ~columns.is_transfer)
-    starts = events.graph.starts[events.item[heads]]
-    bounds = np.searchsorted(heads, columns.first)
-    times = list(map(events.fixed.exact, events.fixed.numbers(starts).tolist()))
-    return [
-        times[begin:end]
-        for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
-    ]
+    times = (events.fixed.numbers(events.graph.starts[own]) for own in items)
+    return [list(map(events.fixed.exact, own.tolist())) for own in times]
 
 
 def durations_of(schedule: Schedule, batch: Batch) -> Any:

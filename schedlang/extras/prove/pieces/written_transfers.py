@@ -111,7 +111,8 @@ def repeated(orders: Orders, schedules: Sequence[Schedule]) -> Repeated:
         _kernel(first, second, rank, int(length)) for rank, length in enumerate(lengths)
     )
     once = repeat(first, kernels, 1)
-    if not _same(once, second):
+    ranks = range(len(kernels))
+    if any(_rows(once, rank) != _rows(second, rank) for rank in ranks):
         raise NotRepeated("the orders with transfers do not repeat")
     return Repeated(first, second, kernels)
 
@@ -142,17 +143,3 @@ def _rows(schedule: Schedule, rank: int) -> list[tuple[int, ...]]:
     begin, end = columns.first[rank : rank + 2].tolist()
     rows = np.stack([columns.kind, columns.stage, columns.microbatch, columns.sizes])
     return list(map(tuple, rows[:, begin:end].T.tolist()))
-
-
-def _same(one: Schedule, other: Schedule) -> bool:
-    columns = (
-        (
-            of.columns.kind,
-            of.columns.stage,
-            of.columns.microbatch,
-            of.columns.rank,
-            of.columns.batch,
-        )
-        for of in (one, other)
-    )
-    return all(np.array_equal(*pair) for pair in zip(*columns, strict=True))

@@ -12,8 +12,12 @@ from schedlang.extras.prove.sets.counting import RANK
 from schedlang.extras.prove.sets.evaluator import Symbolic, peak_function
 from schedlang.extras.prove.sets.isl_functions import nowhere, without
 from schedlang.extras.prove.sets.numbers import Number, Unreadable, plain
-from schedlang.extras.prove.sets.obligations import of_program, sizes_only
-from schedlang.extras.prove.sets.statements import Claim, Reading
+from schedlang.extras.prove.sets.statements import (
+    Claim,
+    Reading,
+    of_program,
+    sizes_only,
+)
 from schedlang.extras.prove.sets.symbolic_code import SymbolicCodegen
 from schedlang.language.claims import condition_of
 from schedlang.language.codegen import variable

@@ -36,7 +36,6 @@ from schedlang.extras.prove.sets.numbers import (
     simplified_number,
     union,
 )
-from schedlang.extras.prove.sets.obligations import sizes_only
 from schedlang.extras.prove.sets.outcome import Outcome
 from schedlang.extras.prove.sets.statements import (
     STAGE,
@@ -44,6 +43,7 @@ from schedlang.extras.prove.sets.statements import (
     Line,
     Reading,
     Statement,
+    sizes_only,
 )
 from schedlang.extras.prove.sets.timing import MICROBATCHES, makespan_of
 from schedlang.language import syntax

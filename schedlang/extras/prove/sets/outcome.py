@@ -15,20 +15,21 @@ from attrs import evolve, frozen
 
 from schedlang.extras.prove.sets.cycles import cycle_at
 from schedlang.extras.prove.sets.evaluator import Mistake
-from schedlang.extras.prove.sets.first_batches import in_order, never_come
 from schedlang.extras.prove.sets.isl_functions import at_sizes, nowhere
 from schedlang.extras.prove.sets.numbers import Unreadable
-from schedlang.extras.prove.sets.obligations import (
-    check,
-    of_program,
-    one_sided,
-    sizes_only,
-)
 from schedlang.extras.prove.sets.relations import Edge, Relations
 from schedlang.extras.prove.sets.stamps import Frame, Stamps, find_stamps, pairs_of
-from schedlang.extras.prove.sets.statements import UPDATES, Reading, with_digits
+from schedlang.extras.prove.sets.statements import (
+    UPDATES,
+    Reading,
+    of_program,
+    sizes_only,
+    with_digits,
+)
 from schedlang.extras.prove.sets.to_sets import read
+from schedlang.extras.prove.sets.written_batches import in_order, never_come, one_sided
 from schedlang.language import syntax
+from schedlang.schedule.kinds import MAKERS, OPS, STEPS, Kind
 from schedlang.schedule.transports import PORTABLE, transports
 
 #: Cycles are looked for at sizes up to these.
@@ -115,8 +116,8 @@ def prove(tree: syntax.Schedule, given: Mapping[str, int]) -> Outcome:
     """
     reading = read(tree, given)
     relations = Relations(reading)
-    found = [*reading.mistakes, *check(relations)]
-    mistakes = list(filter(None, (_at_sizes(each, reading) for each in found)))
+    found = (_at_sizes(each, reading) for each in _mistakes(relations))
+    mistakes = list(filter(None, found))
     # Wrong only on transports where batches have a communicator of their own.
     in_batch = Mistake(
         "a transfer that only one side issues in a batch", one_sided(relations)
@@ -165,6 +166,22 @@ def prove(tree: syntax.Schedule, given: Mapping[str, int]) -> Outcome:
         rest.coalesce(),
         reason,
     )
+
+
+def _mistakes(relations: Relations) -> list[Mistake]:
+    """The mistakes of a program, deadlocks excepted: those of its text, and what a checker of
+    certificates says of its orders.
+    """
+    reading = relations.reading
+    more = relations.of(*(Kind(kind) for kind in OPS if kind != Kind.F)).params()
+    if reading.is_stream and not reading.domain.is_subset(more):
+        raise Unreadable("forwards without a flush that have no backwards")
+    updates = [s for s in reading.statements if s.kind in STEPS]
+    if updates and relations.of(*MAKERS[Kind.W]).is_empty():
+        raise Unreadable("updates of no gradients", updates[0].span)
+    facts = relations.orders.facts()
+    found = [Mistake(what, amiss.params()) for what, amiss in facts]
+    return [*reading.mistakes, *(each for each in found if not each.holds.is_empty())]
 
 
 def _at_sizes(mistake: Mistake, reading: Reading) -> Mistake | None:

@@ -42,8 +42,10 @@ from schedlang.language import syntax
 from schedlang.language.arithmetic import steps_of
 from schedlang.language.sites import CallSite, Sites
 from schedlang.schedule.actions import is_background, is_collective, is_update
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import TRANSFERS, Kind
 
+#: The kinds of which the checker of certificates knows what they need.
+_CHECKED = {Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.U, *TRANSFERS}
 #: A loop of at most this many rounds, the same at all sizes, is read round by round.
 _FEW_ROUNDS = 16
 
@@ -274,6 +276,8 @@ class Orders:
             raise Unreadable("copies to the host", span)
         if is_collective(kind):
             raise Unreadable("gathers, sums and hops of stages", span)
+        if kind not in _CHECKED:
+            raise Unreadable(f"`{site.word}` cannot be read for all sizes yet", span)
         if is_update(kind) and site.batch:
             raise Unreadable("an update that overlaps with other ops", span)
         if not site.batch:

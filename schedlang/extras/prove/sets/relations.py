@@ -5,15 +5,19 @@ statements, each under the name of its statement.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, reduce
+from itertools import product
+from typing import Any
 
 import islpy as isl
 from attrs import frozen
 
-from schedlang.extras.prove.sets.counting import RANK, entry, renamed
+from schedlang.extras.prove.check_sets import MESSAGES, Orders
+from schedlang.extras.prove.sets.counting import RANK, entry
 from schedlang.extras.prove.sets.isl_functions import (
     between,
+    everywhere,
     function_map,
     nowhere,
     number,
@@ -27,15 +31,13 @@ from schedlang.extras.prove.sets.statements import (
     Line,
     Reading,
     Statement,
+    Weights,
 )
-from schedlang.schedule.kinds import MAKERS, REPEATS, SENDS, TRANSFERS, Kind
-from schedlang.schedule.needs import RULES, Rule
+from schedlang.schedule.kinds import TRANSFERS, Kind
 
 #: The symbols of an item, which is what an op is about: stage, update, the two digits of a
 #: microbatch, slice.
 ITEM = (STAGE, "_u", "_g", "_m", "_k")
-#: The symbols of another item, which an op needs.
-NEEDED = tuple(f"{name}2" for name in ITEM)
 
 
 @frozen(eq=False)
@@ -89,28 +91,13 @@ class Relations:
         return result
 
     @cached_property
-    def ranks(self) -> isl.UnionMap:
-        """From all instances to their ranks."""
-        return _union(
-            place.project_out(isl.dim_type.out, 1, self.depth)
-            for place in self.places.values()
-        )
+    def orders(self) -> Orders:
+        """What the checker of certificates makes of these relations."""
+        return Orders(document_of(self), self.reading.domain)
 
     def of(self, *kinds: Kind) -> isl.UnionMap:
         """From all instances of ops of some kinds to their items."""
-        return _union(
-            self.items[s.number] for s in self.reading.statements if s.kind in kinds
-        )
-
-    def pairs(
-        self, ones: isl.UnionMap, related: isl.Map, others: isl.UnionMap
-    ) -> isl.UnionMap:
-        """The pairs of ops whose items are related by `related`; the ops are given with their
-        items.
-        """
-        return ones.apply_range(isl.UnionMap.from_map(related)).apply_range(
-            others.reverse()
-        )
+        return self.orders.of(*(kind.name for kind in kinds))
 
     def wanted(self) -> isl.Set:
         """All items of the program."""
@@ -118,15 +105,6 @@ class Relations:
         for line in self.reading.lines:
             result = result | points(items_of(self.reading, line), ITEM)
         return result.coalesce()
-
-    @cached_property
-    def before(self) -> isl.UnionMap:
-        """The pairs of instances on one rank of which the first precedes the second."""
-        # From an instance to its place, to all later places, and back to instances.
-        places = _union(self.places.values())
-        space = isl.Space.set_alloc(isl.DEFAULT_CONTEXT, 0, self.depth + 1)
-        later = isl.Map.lex_lt(space).equate(isl.dim_type.in_, 0, isl.dim_type.out, 0)
-        return self.pairs(places, later, places)
 
     def together(self, one: Statement, other: Statement) -> isl.Map:
         """The pairs of instances of two statements that are issued together."""
@@ -150,45 +128,18 @@ class Relations:
     @cached_property
     def messages(self) -> isl.UnionMap:
         """From each send to the receive of its message."""
-        result = isl.UnionMap("{ }")
-        for send in SENDS.values():
-            on = TRANSFERS[send].distance
-            text = f"{{ [s, u, g, m, k] -> [s + {on}, u, g, m, k] }}"
-            receives = self.of(TRANSFERS[send].other_end)
-            result = result.union(self.pairs(self.of(send), isl.Map(text), receives))
-        return result
-
-    @cached_property
-    def needs(self) -> list[tuple[Rule, isl.UnionMap]]:
-        """For each rule of `RULES`, the relation from the ops that make the thing to those that
-        need it.
-        """
-        result = []
-        dropped = self.of(*REPEATS).range()
-        for rule in RULES:
-            wants = self.of(*rule.users)
-            if rule.activation:
-                # A backward needs what `R` makes if there is one, and else its forward's
-                # activations.
-                if rule.made in REPEATS:
-                    wants = wants.intersect_range(dropped)
-                else:
-                    wants = wants.subtract_range(dropped)
-            needed = _needed(self.reading, rule)
-            makers = self.of(*MAKERS[rule.made])
-            result.append((rule, self.pairs(wants, needed, makers).reverse()))
-        return result
+        return reduce(isl.UnionMap.union, map(self.orders.met, MESSAGES))
 
     def edges(self) -> list[Edge]:
         """All edges of the event graph."""
-        ordered = [*self._edges(self.before, "order"), *self.batches]
+        ordered = [*self._edges(self.orders.before, "order"), *self.batches]
         ordered.sort(key=lambda edge: (edge.source.number, edge.target.number))
         # The two sides of a message happen at once; with the order of each rank, these are all
         # edges.
         if self.writes_transfers:
             both = self.messages.union(self.messages.reverse())
             return [*ordered, *self._edges(both, "together")]
-        for _, pairs in self.needs:
+        for *_, pairs in self.orders.needs():
             ordered += self._edges(far(pairs), "need")
         return ordered
 
@@ -215,28 +166,14 @@ def maps_of(pairs: isl.UnionMap) -> Iterator[isl.Map]:
         yield maps.get_map(at)
 
 
-def _union(maps: Iterable[isl.Map]) -> isl.UnionMap:
-    return reduce(
-        isl.UnionMap.union, map(isl.UnionMap.from_map, maps), isl.UnionMap("{ }")
-    )
-
-
-def near(pairs: isl.UnionMap) -> isl.UnionMap:
-    """The pairs on one rank, which is the first index of both."""
-    return _union(
-        each.equate(isl.dim_type.in_, 0, isl.dim_type.out, 0) for each in maps_of(pairs)
-    )
-
-
 def far(pairs: isl.UnionMap) -> isl.UnionMap:
-    """The pairs on two ranks."""
-    return _union(
-        each
-        - isl.Map.universe(each.get_space()).equate(
-            isl.dim_type.in_, 0, isl.dim_type.out, 0
-        )
-        for each in maps_of(pairs)
-    )
+    """The pairs on two ranks, which are the first index of both."""
+    result = isl.UnionMap("{ }")
+    for each in maps_of(pairs):
+        every = isl.Map.universe(each.get_space())
+        near = every.equate(isl.dim_type.in_, 0, isl.dim_type.out, 0)
+        result = result.union(isl.UnionMap.from_map(each - near))
+    return result
 
 
 def items_of(reading: Reading, line: Line) -> isl.Set:
@@ -260,50 +197,65 @@ def relation_of(
     return both.move_dims(isl.dim_type.out, 0, isl.dim_type.in_, len(ones), len(others))
 
 
-def stage_relation(reading: Reading, of: str) -> isl.Map:
-    """From each stage to the stages "before" or "after" it, to its "own", or to its "replicas"."""
-    return relation_of(_stages(reading, of) & reading.domain, [ITEM[0]], [NEEDED[0]])
-
-
-def _stages(reading: Reading, of: str) -> isl.Set:
-    """The condition that the stage of NEEDED is "before", "after", … the stage of ITEM."""
-    stage = symbol(ITEM[0])
-    other = symbol(NEEDED[0])
-    result = nowhere()
+def _after(reading: Reading) -> isl.Map:
+    """From each stage to the stages after it."""
+    after = nowhere()
     for line in reading.lines:
-        own = between(line.first, stage, line.first.add(line.stages))
-        there = between(line.first, other, line.first.add(line.stages))
-        match of:
-            case "own":
-                result = result | (own & stage.eq_set(other))
-            case "before":
-                onward = _onward(reading, later=STAGE, earlier=NEEDED[0])
-                result = result | (own & there & onward)
-            case "after":
-                onward = _onward(reading, later=NEEDED[0], earlier=STAGE)
-                result = result | (own & there & onward)
-            case "replicas":
-                for replica in reading.lines:
-                    same = stage.sub(line.first).add(replica.first).eq_set(other)
-                    result = result | (own & same)
-    return result
+        end = line.first.add(line.stages)
+        here = between(line.first, symbol(STAGE), end)
+        there = between(line.first, symbol(LATER), end)
+        after = after | (here & there & reading.onward)
+    return relation_of(after & reading.domain, [STAGE], [LATER])
 
 
-def _onward(reading: Reading, *, earlier: str, later: str) -> isl.Set:
-    """The condition that what stage `earlier` makes goes to stage `later`, for two symbols."""
-    # Rename in two steps, since the two symbols may be swapped.
-    moved = renamed(reading.onward, {STAGE: "_earlier"})
-    return renamed(renamed(moved, {LATER: later}), {"_earlier": earlier})
+def _replicas(reading: Reading) -> isl.Map:
+    """From each stage to all its replicas, itself included."""
+    replicas = nowhere()
+    for line, other in product(reading.lines, repeat=2):
+        own = between(line.first, symbol(STAGE), line.first.add(line.stages))
+        moved = symbol(STAGE).sub(line.first).add(other.first)
+        replicas = replicas | (own & moved.eq_set(symbol(LATER)))
+    return relation_of(replicas & reading.domain, [STAGE], [LATER])
 
 
-def _needed(reading: Reading, rule: Rule) -> isl.Map:
-    """From the items of ops to the items that they need by a rule."""
-    _, update, group, microbatch, piece = map(symbol, ITEM)
-    _, update2, group2, microbatch2, piece2 = map(symbol, NEEDED)
-    pairs = _stages(reading, rule.of) & update.eq_set(update2)
-    if rule.of != "replicas":
-        same_piece = piece2.eq_set(piece.add(number(rule.slices)))
-        pairs = (
-            pairs & group.eq_set(group2) & microbatch.eq_set(microbatch2) & same_piece
-        )
-    return relation_of(pairs & reading.domain, ITEM, NEEDED)
+def document_of(relations: Relations) -> dict[str, Any]:
+    """The relations as texts in isl's notation, as a certificate has them."""
+    reading = relations.reading
+    return {
+        "weights": [list(_rule(relations, each)) for each in reading.weights],
+        "stream": reading.is_stream,
+        "held": str(relation_of(reading.held, [STAGE], [RANK])),
+        "after": str(_after(reading)),
+        "replicas": str(_replicas(reading)),
+        "wanted": str(relations.wanted()),
+        "depth": relations.depth,
+        "statements": [
+            {
+                "name": statement.name,
+                "kind": statement.kind.name,
+                "item": str(relations.items[statement.number]),
+                **_place(relations, statement),
+            }
+            for statement in reading.statements
+        ],
+    }
+
+
+def _rule(relations: Relations, weights: Weights) -> tuple[str, str]:
+    """The rule by which some stages read their weights; and the relation from the items of these
+    stages to the update whose version a forward reads by `delay`.
+    """
+    items = relations.wanted().intersect(points(weights.stages, ITEM))
+    update = symbol(ITEM[1]).sub(number(1)).sub(weights.delay)
+    read = [symbol(STAGE), update, number(0), number(0), number(0)]
+    relation = function_map(everywhere(), ITEM, "", read).reset_tuple_id(
+        isl.dim_type.in_
+    )
+    return weights.rule, str(relation.intersect_domain(items))
+
+
+def _place(relations: Relations, statement: Statement) -> dict[str, str]:
+    """From a statement's instances to their ranks, and to their places in the order."""
+    both = relations.places[statement.number]
+    rank = both.project_out(isl.dim_type.out, 1, relations.depth)
+    return {"rank": str(rank), "place": str(both.project_out(isl.dim_type.out, 0, 1))}

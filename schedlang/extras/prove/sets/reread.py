@@ -15,12 +15,12 @@ from schedlang.extras.prove.open_program import Program
 from schedlang.extras.prove.sets.evaluator import Mistake
 from schedlang.extras.prove.sets.instances import differs
 from schedlang.extras.prove.sets.numbers import Unreadable, in_time
-from schedlang.extras.prove.sets.obligations import check, of_program, one_sided
 from schedlang.extras.prove.sets.proofs import check_sizes, compared
-from schedlang.extras.prove.sets.relations import Relations
-from schedlang.extras.prove.sets.sets_certificate import of_reading
+from schedlang.extras.prove.sets.relations import Relations, document_of
+from schedlang.extras.prove.sets.statements import of_program
 from schedlang.extras.prove.sets.to_sets import read
 from schedlang.extras.prove.sets.wording import condition_text
+from schedlang.extras.prove.sets.written_batches import one_sided
 from schedlang.schedule.transports import PORTABLE
 
 
@@ -46,14 +46,14 @@ def _what_holds(program: Program, document: Mapping[str, Any]) -> str:
     check_sizes(program)
     reading = read(program.tree, program.params)
     relations = Relations(reading)
-    for name, of in of_reading(reading, relations).items():
+    for name, of in document_of(relations).items():
         if document[name] != of:
             raise Wrong(f"its `{name}` are not those of the program")
     proved = isl.Set(document["proved"])
     if not proved.is_subset(reading.domain):
         raise Wrong("it is for sizes that the program refuses")
     in_batch = Mistake("only one side issues a batch", one_sided(relations))
-    for mistake in [*reading.mistakes, *check(relations), in_batch]:
+    for mistake in [*reading.mistakes, in_batch]:
         sizes = of_program(mistake.holds & reading.domain, reading)
         if not (sizes & proved).is_empty():
             raise Wrong(f"the program: {mistake.message}")

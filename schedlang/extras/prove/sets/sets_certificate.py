@@ -8,29 +8,11 @@ from typing import Any
 
 import islpy as isl
 
-from schedlang.extras.prove.sets.counting import RANK
-from schedlang.extras.prove.sets.isl_functions import (
-    everywhere,
-    function_map,
-    number,
-    points,
-    symbol,
-)
 from schedlang.extras.prove.sets.numbers import digits
 from schedlang.extras.prove.sets.outcome import Case, Outcome
-from schedlang.extras.prove.sets.relations import (
-    ITEM,
-    Relations,
-    relation_of,
-    stage_relation,
-)
+from schedlang.extras.prove.sets.relations import Relations, document_of
 from schedlang.extras.prove.sets.stamps import Frame
-from schedlang.extras.prove.sets.statements import (
-    STAGE,
-    Reading,
-    Statement,
-    Weights,
-)
+from schedlang.extras.prove.sets.statements import Statement
 
 
 def certificate_of(outcome: Outcome) -> dict[str, Any]:
@@ -45,7 +27,7 @@ def certificate_of(outcome: Outcome) -> dict[str, Any]:
     width = depth * frame.digits
     return {
         "proved": str(outcome.proved),
-        **of_reading(reading, relations),
+        **document_of(relations),
         "width": width,
         "cases": [
             {
@@ -60,48 +42,6 @@ def certificate_of(outcome: Outcome) -> dict[str, Any]:
             for case in outcome.cases
         ],
     }
-
-
-def of_reading(reading: Reading, relations: Relations) -> dict[str, Any]:
-    """What a certificate takes from the text of its program."""
-    return {
-        "weights": [list(_rule(relations, each)) for each in reading.weights],
-        "stream": reading.is_stream,
-        "held": str(relation_of(reading.held, [STAGE], [RANK])),
-        "after": str(stage_relation(reading, "after")),
-        "replicas": str(stage_relation(reading, "replicas")),
-        "wanted": str(relations.wanted()),
-        "depth": relations.depth,
-        "statements": [
-            {
-                "name": statement.name,
-                "kind": statement.kind.name,
-                "item": str(relations.items[statement.number]),
-                **_place(relations, statement),
-            }
-            for statement in reading.statements
-        ],
-    }
-
-
-def _rule(relations: Relations, weights: Weights) -> tuple[str, str]:
-    """The rule by which some stages read their weights; and the relation from the items of these
-    stages to the update whose version a forward reads by `delay`.
-    """
-    items = relations.wanted().intersect(points(weights.stages, ITEM))
-    update = symbol(ITEM[1]).sub(number(1)).sub(weights.delay)
-    read = [symbol(STAGE), update, number(0), number(0), number(0)]
-    relation = function_map(everywhere(), ITEM, "", read).reset_tuple_id(
-        isl.dim_type.in_
-    )
-    return weights.rule, str(relation.intersect_domain(items))
-
-
-def _place(relations: Relations, statement: Statement) -> dict[str, str]:
-    """From a statement's instances to their ranks, and to their places in the order."""
-    both = relations.places[statement.number]
-    rank = both.project_out(isl.dim_type.out, 1, relations.depth)
-    return {"rank": str(rank), "place": str(both.project_out(isl.dim_type.out, 0, 1))}
 
 
 def _stamp(

@@ -70,13 +70,16 @@ class Frame:
         whole; and the factor.
         """
         factor = lcm(*(value.denominator for value in row))
-        whole = [value * factor for value in row]
+        return self.function(points, [value * factor for value in row]), factor
+
+    def function(self, points: isl.Set, row: Sequence[Fraction]) -> Number:
+        """The function with these coefficients on a set."""
         width = len(row) // self.digits
-        low = affine(points, len(self.sizes), whole[:width])
+        low = affine(points, len(self.sizes), row[:width])
         if self.base is None:
-            return Number(low), factor
-        high = affine(points, len(self.sizes), whole[width:])
-        return Number(low, high, self.base), factor
+            return Number(low)
+        high = affine(points, len(self.sizes), row[width:])
+        return Number(low, high, self.base)
 
 
 @frozen(eq=False)

@@ -203,3 +203,20 @@ def any_of(parts: Sequence[isl.Set]) -> isl.Set:
     for part in parts:
         result = result | part
     return result.coalesce()
+
+
+def of_program(condition: isl.Set, reading: Reading) -> isl.Set:
+    """The sizes at which a condition holds; of a program without a flush, for some number of
+    updates.
+    """
+    return sizes_only(
+        condition, [size for size in reading.sizes if size != UPDATES]
+    ).coalesce()
+
+
+def sizes_only(condition: isl.Set, sizes: Sequence[str]) -> isl.Set:
+    """The condition, with all symbols but `sizes` projected out."""
+    for at in reversed(range(condition.dim(isl.dim_type.param))):
+        if condition.get_dim_name(isl.dim_type.param, at) not in sizes:
+            condition = condition.project_out(isl.dim_type.param, at, 1)
+    return condition

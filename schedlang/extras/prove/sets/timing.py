@@ -252,7 +252,8 @@ class _Timing:
             return None
         if any(not keeps(each, self.frame, first, each.delay) for each in pairs):
             return None
-        makespan = _of_sizes(first[_END], self.frame).within(where)
+        makespan = self.frame.function(self.frame.aligned(where), first[_END])
+        makespan = makespan.within(where)
         # The stamp of the end is an upper bound; a chain of ops of that length is a lower bound.
         # Ops with slack may hide the chain. Then the earliest and the latest stamps of all ops are
         # found, and only ops for which these are equal are looked at.
@@ -558,19 +559,3 @@ def _samples(where: isl.Set, sizes: Sequence[str]) -> list[list[int]]:
             if not fixed.is_empty():
                 samples.append(sample)
     return samples or [list(coordinates(points(where, sizes).sample_point()))]
-
-
-def _of_sizes(row: Row, frame: Frame) -> Number:
-    """The function of the sizes with these coefficients."""
-    digits_of = []
-    for digit in range(frame.digits):
-        result = number(0)
-        terms = [number(1), *map(symbol, frame.sizes)]
-        for value, term in zip(row[digit * len(terms) :], terms, strict=False):
-            factor = isl.Val(value.numerator).div(isl.Val(value.denominator))
-            result = result.add(term.scale_val(factor))
-        digits_of.append(result)
-    if frame.base is None:
-        return Number(digits_of[0])
-    low, high = digits_of
-    return Number(low, high, frame.base)
