@@ -35,7 +35,7 @@ def build_stages(site: Site) -> dict[int, Stage]:
             continue
         if plan.layout.hands_on(number):
             stage.pass_to(following)
-        elif number + 1 in plan.layout.gradients_from[number]:
+        elif plan.layout.returns_gradients(number + 1):
             stage.get_gradients_from(following)
     return stages
 

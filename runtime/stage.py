@@ -82,7 +82,7 @@ class StagePlan:
             layout.is_first(number) or layout.follows(number),
             layout.is_last(number)
             or layout.hands_on(number)
-            or number + 1 in layout.gradients_from[number],
+            or layout.returns_gradients(number + 1),
             layout.is_last(number) or layout.hands_on(number),
             layout.is_first(number),
             layout.is_end(number) and not layout.is_last(number),

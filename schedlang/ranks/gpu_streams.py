@@ -153,6 +153,9 @@ class _Host:
                 is_copied = OPS[self.actions.kind[each.stop]].is_copy
                 if each.start != each.stop and not is_copied:
                     self.used_last[each.stop].append(each.action)
+        # The runtime waits for sends in the order in which they were issued.
+        for sends in self.received_by.values():
+            sends.sort()
 
     def _transfers(self, batch: range) -> None:
         if self.transport.splits_batches:

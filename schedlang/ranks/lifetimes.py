@@ -183,12 +183,9 @@ class MessageTimes:
         self._known = Receipts(schedule)
 
     def of(self, rank: int) -> HeldMessages:
-        """The messages of a rank, in the order of its actions."""
+        """The messages of a rank."""
         parts = [self._received(rank), *self._made(rank)]
-        what, action, *others = map(np.concatenate, zip(*parts, strict=True))
-        order = np.argsort(action, kind="stable")
-        columns = (what, action, *others)
-        return HeldMessages(*(column[order] for column in columns))
+        return HeldMessages(*map(np.concatenate, zip(*parts, strict=True)))
 
     def of_issued(self, rank: int) -> HeldMessages:
         """The messages of a rank, if ops that overlap are one action: they allocate when the first

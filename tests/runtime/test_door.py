@@ -44,7 +44,6 @@ ON_DEMAND = {
     "schedlang.runtime.shared_weights",
     "schedlang.runtime.torch_private.grad_scaler",
     "schedlang.runtime.torch_private.hidden_hooks",
-    "schedlang.schedule.columns",
     "schedlang.schedule.costs.model",
     "schedlang.schedule.forward_only",
     "schedlang.schedule.timeline",
