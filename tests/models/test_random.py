@@ -24,8 +24,8 @@ pytestmark = pytest.mark.processes
 #: Processes are started for so many models at a time.
 AT_ONCE = 60
 
-#: What these do in place is refused, or fails alone behind some other layers; a compiled block
-#: takes a second. What a seed in a forward does to others depends on which of them are in its process.
+#: What these do in place is refused, or fails alone behind some other layers; a weight of another
+#: stage is refused everywhere; a compiled block takes a second. What a seed in a forward does to others depends on which of them are in its process.
 NOT_MIXED = {
     "compiled block",
     "input changed in place",
@@ -34,6 +34,7 @@ NOT_MIXED = {
     "seeds in the forward",
     "weight clamped in the forward",
     "weight decayed in the forward",
+    "weight of another stage",
 }
 #: What is refused under some schedules: each time new processes are started, so it is drawn seldom.
 REFUSED_BY_SOME = {
@@ -45,6 +46,7 @@ REFUSED_BY_SOME = {
     "counter in an attribute",
     "counter that nothing reads",
     "counting after accumulation",
+    "decay switched on",
     "evaluation between",
     "fake quantize",
     "float8 delayed",
