@@ -24,7 +24,7 @@ FORMS = {
     "ELSE": "if r == 0 { … } else { … }",
     "EDGE": "edge s in 0 .. ranks - 1 from s to s + 1",
     "EVERY": "block m every 3 { … }",
-    "EXCHANGE": "exchange F(s, m), exchange { … }",
+    "EXCHANGE": "exchange { … }",
     "FILL": "fill W within 4",
     "FN": "fn half(n) = n / 2",
     "FOR": "for m in 0 .. microbatches { … }",

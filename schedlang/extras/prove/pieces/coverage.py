@@ -12,7 +12,7 @@ from schedlang.extras.prove.pieces.linear import (
 )
 from schedlang.extras.prove.pieces.pieces import Op, Orders, Piece
 from schedlang.language.faults import Fault
-from schedlang.schedule.actions import is_background, is_update
+from schedlang.schedule.actions import is_background, is_copy, is_update
 from schedlang.schedule.kinds import OPS, Kind
 from schedlang.schedule.layout import Layout
 
@@ -23,11 +23,15 @@ def check_coverage(orders: Orders, layout: Layout) -> None:
     """Fault if an op is missing, runs twice, or has a microbatch that does not exist, for all n.
     NotLinear if the answer is unknown.
     """
-    if any(is_background(op.kind) for op in orders.ops):
+    kinds = {op.kind for op in orders.ops}
+    if any(map(is_copy, kinds)):
         raise NotLinear(
             "it offloads activations: when a copy ends, and so what its ranks hold, follows from "
             "turns on a link, which are taken by time"
         )
+    beside = next(filter(is_background, kinds), None)
+    if beside is not None:
+        raise NotLinear(f"it has `{OPS[beside].word}`, which goes on beside other ops")
     made = orders.makers()
     wanted = wanted_in(layout, {thing for thing, _ in made})
     for wanted_thing, stage in sorted(wanted | set(made)):

@@ -41,7 +41,7 @@ from schedlang.extras.prove.sets.statements import UPDATE, UPDATES
 from schedlang.language import syntax
 from schedlang.language.arithmetic import steps_of
 from schedlang.language.sites import CallSite, Sites
-from schedlang.schedule.actions import is_background, is_collective, is_update
+from schedlang.schedule.actions import is_collective, is_copy, is_update
 from schedlang.schedule.kinds import TRANSFERS, Kind
 
 #: The kinds of which the checker of certificates knows what they need.
@@ -272,7 +272,7 @@ class Orders:
         site = self.sites.ops[location]
         kind = self.sites.kinds[location]
         span = self.evaluator.spans[location]
-        if is_background(kind):
+        if is_copy(kind):
             raise Unreadable("copies to the host", span)
         if is_collective(kind):
             raise Unreadable("gathers, sums and hops of stages", span)
