@@ -12,6 +12,7 @@ import islpy as isl
 from attrs import define, field, frozen
 
 from schedlang.diagnostics.source import Span
+from schedlang.extras.prove.check_sets import NEEDS
 from schedlang.extras.prove.sets.counting import RANK, Order
 from schedlang.extras.prove.sets.declared import Declared
 from schedlang.extras.prove.sets.evaluator import Evaluator, Symbolic
@@ -45,7 +46,7 @@ from schedlang.schedule.actions import is_collective, is_copy, is_update
 from schedlang.schedule.kinds import TRANSFERS, Kind
 
 #: The kinds of which the checker of certificates knows what they need.
-_CHECKED = {Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.U, *TRANSFERS}
+_CHECKED = {*TRANSFERS, *(Kind[name] for names, *_ in NEEDS for name in names)}
 #: A loop of at most this many rounds, the same at all sizes, is read round by round.
 _FEW_ROUNDS = 16
 
