@@ -18,6 +18,7 @@ from schedlang.schedule.kinds import (
     OPS,
     RECEIVES,
     REPEATS,
+    ROWS,
     SENDS,
     STEPS,
     Kind,
@@ -316,7 +317,13 @@ class _Rules:
 
     def all(self, with_sums: bool) -> Iterator[_Part]:
         """The needs of all actions."""
+        # Most schedules have few of the kinds, and so follow few of the rules.
+        has_kind = np.bincount(self.columns.kind, minlength=ROWS) > 0
         for rule in RULES:
+            if not any(has_kind[kind] for kind in rule.users):
+                continue
+            if rule.if_there and not has_kind[rule.made]:
+                continue
             if rule.of == "replicas":
                 if with_sums:
                     yield from self.updates(rule)
