@@ -16,7 +16,7 @@ from schedlang.language.scopes import FIGURES, Declared, Scopes, is_decimal
 from schedlang.language.sites import WORDS_OF_STAGE
 from schedlang.language.syntax import walk
 from schedlang.on_demand import on_demand
-from schedlang.schedule.schedule import MESSAGE_TYPES
+from schedlang.schedule.schedule import MESSAGE_TYPES, OBJECTIVES
 
 if TYPE_CHECKING:
     from schedlang.language.hints import nearest
@@ -38,8 +38,6 @@ _WITHOUT = (
     "without it, the optimizer steps come after all backwards",
 )
 
-#: What an `objective` can be: figures of a timeline.
-OBJECTIVES = ("makespan", "span")
 #: What has no cost of its own for each microbatch.
 _BY_STAGE = ("U", "overlap", "sum", "gather")
 

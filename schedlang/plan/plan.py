@@ -24,7 +24,7 @@ from schedlang.diagnostics.diagnostic import CompileError, Diagnostic, counted
 from schedlang.files.reading import check_is_path
 from schedlang.on_demand import on_demand
 from schedlang.plan.compiling import compiled
-from schedlang.schedule.schedule import MOST_STEPS, Kernel, Schedule, Trial
+from schedlang.schedule.schedule import MOST_STEPS, OBJECTIVES, Kernel, Schedule, Trial
 
 if TYPE_CHECKING:
     from schedlang.files.writing import write_bytes
@@ -208,6 +208,9 @@ class Plan(Schedule):
             else self.costs.to_json(),
             "spans": [[span.start, span.end] for span in self.spans],
             **({"message_type": self.message_type} if self.message_type else {}),
+            **(
+                {"objective": self.objective} if self.objective != OBJECTIVES[0] else {}
+            ),
         }
 
 

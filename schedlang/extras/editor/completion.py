@@ -16,11 +16,10 @@ from schedlang.files.package import GALLERY
 from schedlang.language.declarations import SIZES
 from schedlang.language.formatting import rule_of
 from schedlang.language.grammar import FORMS, reserved, spellings, tokens_of, words
-from schedlang.language.names import OBJECTIVES
 from schedlang.language.recovery import Parser, accepted_by, begin
 from schedlang.language.scopes import BUILTINS
 from schedlang.language.symbols import Symbol
-from schedlang.schedule.schedule import MESSAGE_TYPES
+from schedlang.schedule.schedule import MESSAGE_TYPES, OBJECTIVES
 
 
 @frozen
