@@ -187,8 +187,8 @@ class Exchanges(Part):
 
 
 def of_stages(site: Site) -> Iterator[tuple[int, Exchanges]]:
-    """Make the part for each stage with exchanges. PipelineError for a module with a method that the
-    plan never calls.
+    """Make the part for each stage with exchanges. PipelineError for a module with a method that
+    the plan never calls.
     """
     beside = Beside(Streams(site.device) if site.device.type == "cuda" else None)
     graphs: _Graphs = {}
