@@ -184,7 +184,7 @@ class _Expansion:
         if declared.prices:
             own = program_costs(declared.prices, layout, declared.sites)
             costs = costs.over(own)
-        message_type = _named(declared.tree, syntax.Sent, "")
+        message_type = _chosen(declared.tree, "send", "")
         if message_type:
             costs = costs.over(Costs(sent_share=MESSAGE_TYPES[message_type]))
         return Schedule(
@@ -204,7 +204,7 @@ class _Expansion:
             warnings=tuple(self.warnings(ranks, costs)),
             lists=declared.lists,
             costs=costs,
-            objective=_named(declared.tree, syntax.Objective, OBJECTIVES[0]),
+            objective=_chosen(declared.tree, "objective", OBJECTIVES[0]),
             message_type=message_type,
         )
 
@@ -328,14 +328,10 @@ class _Expansion:
         ]
 
 
-def _named(
-    tree: syntax.Schedule,
-    kind: type[syntax.Objective] | type[syntax.Sent],
-    default: str,
-) -> str:
-    """The name in the item of a kind, if the program has one."""
-    names = (item.name.text for item in tree.items if isinstance(item, kind))
-    return next(names, default)
+def _chosen(tree: syntax.Schedule, word: str, default: str) -> str:
+    """The name behind a word that chooses one, if the program has it."""
+    choices = [item for item in tree.items if isinstance(item, syntax.Choice)]
+    return next((item.name.text for item in choices if item.word == word), default)
 
 
 def _diagnostic(source: Source, declared: Declarations, group: list[Met]) -> Diagnostic:

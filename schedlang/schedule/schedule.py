@@ -98,7 +98,7 @@ class WeightRule:
             )
 
     def __str__(self) -> str:
-        return f"{self.name} {self.delay}" if self.name == "delay" else self.name
+        return f"{self.name}({self.delay})" if self.name == "delay" else self.name
 
     @property
     def keeps_none(self) -> bool:
@@ -233,7 +233,7 @@ class Schedule:
         """The version of the weights that a stage's forward reads, once `done` updates of the stage
         are done.
         """
-        # By `delay 1`, forwards read what there was one update ago, even where the rank has done
+        # By `delay(1)`, forwards read what there was one update ago, even where the rank has done
         # more by now; by the other rules, what is there:
         #
         #     update     0    1    2    3

@@ -198,7 +198,7 @@ def test_without_a_flush_a_warm_up_that_differs_is_not_proved() -> None:
     for old, new in (
         ("in 0 .. ahead { F(m) }", "in 0 .. ahead + 1 { F(m) }"),
         ("F(m + ahead)  B(m) }  U", "F(m + ahead)  B(m) }"),
-        ("delay 1", "delay 0"),
+        ("delay(1)", "delay(0)"),
         ("peak(r) <= ranks - r", "peak(r) < ranks - r"),
     ):
         assert old in text
