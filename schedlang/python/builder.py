@@ -26,7 +26,7 @@ from schedlang.python.places import Script, caller
 from schedlang.python.text import NAMES, Call, Text, program_text
 from schedlang.schedule.actions import is_update
 from schedlang.schedule.costs import UNIT, Costs, check_costs
-from schedlang.schedule.fixed_point import exact_text
+from schedlang.schedule.exact_text import exact_text
 from schedlang.schedule.kinds import OF_STAGE, OPS, TRANSFERS, Kind
 from schedlang.schedule.layout import Layout, Pipeline, of_graph
 from schedlang.schedule.layout_rules import WrongLayout, wrong_with

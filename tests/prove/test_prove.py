@@ -16,7 +16,7 @@ from schedlang.extras.prove.pieces.expansion import Budget
 from schedlang.extras.prove.pieces.linear import NeedsBase, number, settled
 from schedlang.extras.prove.pieces.prover import prove_for_all
 from schedlang.extras.prove.result import Proof
-from schedlang.files.reading import source_of
+from schedlang.files.sources import source_of
 from schedlang.language.faults import Fault
 from schedlang.proof.prove import ideal_execution
 from tests.support.commands import exit_code, output
