@@ -25,7 +25,7 @@ from schedlang.language.declarations import (
     declare,
 )
 from schedlang.language.faults import Fault
-from schedlang.language.names import OBJECTIVES, check_names
+from schedlang.language.names import check_names
 from schedlang.language.record import Calls, record
 from schedlang.language.trees import Itself
 from schedlang.on_demand import on_demand
@@ -34,7 +34,7 @@ from schedlang.schedule.columns import actions_of, columns_of
 from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.kinds import MAKERS, Kind
 from schedlang.schedule.layout import Layout
-from schedlang.schedule.schedule import MESSAGE_TYPES, Schedule, Slots
+from schedlang.schedule.schedule import MESSAGE_TYPES, OBJECTIVES, Schedule, Slots
 
 if TYPE_CHECKING:
     from schedlang.language.block import run_block

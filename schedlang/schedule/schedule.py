@@ -65,6 +65,8 @@ class Pass:
     location: int
 
 
+#: What an `objective` can be: figures of a timeline.
+OBJECTIVES = ("makespan", "span")
 #: The types to which messages may be rounded, each with its bits as a part of 32.
 MESSAGE_TYPES = {"bf16": 0.5, "fp16": 0.5}
 #: The names of rules by which stages read their weights; a `delay` has its number.
@@ -176,7 +178,7 @@ class Schedule:
     warnings: tuple[Diagnostic, ...] = field(default=(), eq=False, repr=False)
     _costs: Costs | Callable[[], Costs] | None = field(default=None, eq=_costs_of)
     transport: str = PORTABLE
-    objective: str = "makespan"
+    objective: str = OBJECTIVES[0]
     message_type: str = ""
     #: The parameters that are lists.
     lists: dict[str, tuple[int, ...]] = field(factory=dict)
