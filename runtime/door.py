@@ -310,6 +310,11 @@ FEATURES: dict[str, Feature] = {
         "buffers",
     ),
     "weights": Feature("weights that stay the same in a step", _always, "weights"),
+    "frozen weights": Feature(
+        "weights that do not change",
+        lambda asked, stage: bool(asked.plan.layout.frozen),
+        "frozen_weights",
+    ),
     "hooks": Feature("hooks of what passes between stages", _trains, "shared_hooks"),
     "draws": Feature("random numbers", _trains, "shared_draws"),
     "audit": Feature(
@@ -540,20 +545,6 @@ def check_together(asked: Asked) -> None:
                     raise PipelineError(
                         why.format(stage=stage, name=name_of(stage), other=other.words)
                     )
-
-
-def check_another(site: Site, plan: Plan) -> None:
-    """PipelineError where a step cannot take another plan, whose layout is that of the pipeline."""
-    asked = Asked(plan, site.processes, site.setup, has_others=True)
-    check_together(asked)
-    check_together(Asked(site.plan, site.processes, site.setup, has_others=True))
-    for feature in FEATURES.values():
-        for stage in site.modules if feature.file is not None else ():
-            if feature.is_asked(asked, stage) and not feature.is_asked(site, stage):
-                raise PipelineError(
-                    f"the plan of this step has {feature.words} on stage {stage}, and that of the "
-                    "pipeline has none: build the pipeline with the plan that has more"
-                )
 
 
 def _files(site: Site) -> list[Any]:

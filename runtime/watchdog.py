@@ -149,7 +149,7 @@ class Watchdog:
         self.store = LimitedStore(
             connection(world.get_group_store()), timeout + GRACE, self.heartbeat
         )
-        self.heartbeats = Heartbeats(dist.get_world_size(), processes.name, self.store)
+        self.heartbeats = Heartbeats(self.store)
         #: What this rank was doing at the last look, and since when.
         self._last: Doing = (0, None, ())
         self._since = monotonic()

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from schedlang.schedule.columns import is_any
+from schedlang.schedule.arrays import is_any
 from schedlang.schedule.findings import Finding, amiss, here
 from schedlang.schedule.kinds import BETWEEN, FORWARD, GATHERS, STEPS, SUMS
 from schedlang.schedule.schedule import Schedule

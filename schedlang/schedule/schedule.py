@@ -24,7 +24,7 @@ from schedlang.schedule.naming import Names
 from schedlang.schedule.transports import PORTABLE
 
 if TYPE_CHECKING:
-    from schedlang.schedule.columns import Columns, Flags, Ints, columns_of
+    from schedlang.schedule.columns import Columns, columns_of
     from schedlang.schedule.costs import Costs
     from schedlang.schedule.costs.model import unit_costs
 else:
@@ -100,7 +100,7 @@ class WeightRule:
             )
 
     def __str__(self) -> str:
-        return f"{self.name} {self.delay}" if self.name == "delay" else self.name
+        return f"{self.name}({self.delay})" if self.name == "delay" else self.name
 
     @property
     def keeps_none(self) -> bool:
@@ -235,7 +235,7 @@ class Schedule:
         """The version of the weights that a stage's forward reads, once `done` updates of the stage
         are done.
         """
-        # By `delay 1`, forwards read what there was one update ago, even where the rank has done
+        # By `delay(1)`, forwards read what there was one update ago, even where the rank has done
         # more by now; by the other rules, what is there:
         #
         #     update     0    1    2    3
@@ -293,42 +293,6 @@ class Schedule:
             yield set(np.flatnonzero(np.bincount(self.columns.kind)).tolist())
         else:
             yield from (set(actions.kind) for actions in self.ranks)
-
-    def keeps(self, kind: int, stage: int, microbatch: int) -> bool:
-        """Whether the memory that an op adds stays after it.
-
-        The memory of a forward does not stay if no backward needs it, or if the forward is
-        recomputed.
-        """
-        if kind != Kind.F:
-            return True
-        is_used = not self.is_forward_only and self.layout.has_backward[stage]
-        return is_used and (stage, microbatch) not in self.recomputed
-
-    def keeps_all(self, kinds: Ints, stages: Ints, microbatches: Ints) -> Flags:
-        """`keeps` of many ops."""
-        keeps = np.ones(len(kinds), bool)
-        # All but forwards keep what they add. Of forwards, those lose it whose backward never comes
-        # (inference, frozen stages, pipelines that run ahead), or makes it again.
-        forwards = np.flatnonzero(kinds == Kind.F)
-        if self.is_forward_only:
-            keeps[forwards] = False
-        elif self.recomputed:
-            keeps[forwards] = ~self._is_recomputed[
-                stages[forwards], microbatches[forwards]
-            ]
-        if self.layout.frozen or self.layout.handovers:
-            keeps[forwards] &= np.array(self.layout.has_backward)[stages[forwards]]
-        return keeps
-
-    @cached_property
-    def _is_recomputed(self) -> Flags:
-        """`recomputed` as a table, by stage and microbatch."""
-        stages = range(len(self.placement))
-        table = np.zeros((len(stages), max(map(self.layout.units, stages))), bool)
-        rows = self.columns.where(*REPEATS)
-        table[self.columns.stage[rows], self.columns.microbatch[rows]] = True
-        return table
 
     def peer(self, kind: int, number: int) -> int | None:
         """See `Layout.peer`."""

@@ -16,7 +16,7 @@ from schedlang.extras.prove.pieces.expansion import Budget
 from schedlang.extras.prove.pieces.linear import NeedsBase, number, settled
 from schedlang.extras.prove.pieces.prover import prove_for_all
 from schedlang.extras.prove.result import Proof
-from schedlang.files.reading import source_of
+from schedlang.files.sources import source_of
 from schedlang.language.faults import Fault
 from schedlang.proof.prove import ideal_execution
 from tests.support.commands import exit_code, output
@@ -198,7 +198,7 @@ def test_without_a_flush_a_warm_up_that_differs_is_not_proved() -> None:
     for old, new in (
         ("in 0 .. ahead { F(m) }", "in 0 .. ahead + 1 { F(m) }"),
         ("F(m + ahead)  B(m) }  U", "F(m + ahead)  B(m) }"),
-        ("delay 1", "delay 0"),
+        ("delay(1)", "delay(0)"),
         ("peak(r) <= ranks - r", "peak(r) < ranks - r"),
     ):
         assert old in text

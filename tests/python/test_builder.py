@@ -87,8 +87,7 @@ def add(b: Builder, schedule: Schedule, ranks: "tuple[Actions, ...]") -> None:
             if len(batch) == 1:
                 add_op(b, schedule, rank, actions, batch.start)
                 continue
-            is_compute = actions.kind[batch.start] <= Kind.U
-            with b.overlap() if is_compute else b.exchange():
+            with b.overlap():
                 for index in batch:
                     add_op(b, schedule, rank, actions, index)
 
