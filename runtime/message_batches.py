@@ -30,7 +30,7 @@ def post_as_one(messages: Sequence[Send | Receive]) -> None:
         raise PipelineError(
             f"the {len(messages)} messages of a batch have {len(operations):,} tensors, and NCCL "
             f"may hang with more than {NCCL.most:g} in one batch: write fewer transfers into an "
-            "`exchange`, or let stages hand on fewer tensors"
+            "`overlap`, or let stages hand on fewer tensors"
         )
     in_flight = iter(messages[0].wire.as_one(operations) if operations else [])
     for message, parts in zip(messages, tensors, strict=True):

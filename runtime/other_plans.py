@@ -46,6 +46,12 @@ def _check_alike(own: Plan, plan: Plan) -> None:
             f"the plan of this step is proved for `{plan.transport}`, and that of the pipeline for "
             f"`{own.transport}`: compile both for one transport"
         )
+    if plan.message_type != own.message_type:
+        theirs, ours = (each.message_type or "no type" for each in (plan, own))
+        raise PipelineError(
+            f"the plan of this step rounds messages to {theirs}, and that of the pipeline to "
+            f"{ours}: write the same `send` in both programs"
+        )
 
 
 def _without_microbatches(layout: Layout) -> Layout:

@@ -25,7 +25,7 @@ from schedlang.language.declarations import (
     declare,
 )
 from schedlang.language.faults import Fault
-from schedlang.language.names import OBJECTIVES, check_names
+from schedlang.language.names import check_names
 from schedlang.language.record import Calls, record
 from schedlang.language.trees import Itself
 from schedlang.on_demand import on_demand
@@ -34,7 +34,7 @@ from schedlang.schedule.columns import actions_of, columns_of
 from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.kinds import MAKERS, Kind
 from schedlang.schedule.layout import Layout
-from schedlang.schedule.schedule import MESSAGE_TYPES, Schedule, Slots
+from schedlang.schedule.schedule import MESSAGE_TYPES, OBJECTIVES, Schedule, Slots
 
 if TYPE_CHECKING:
     from schedlang.language.block import run_block
@@ -193,7 +193,7 @@ class _Expansion:
         if declared.prices:
             own = program_costs(declared.prices, layout, declared.sites)
             costs = costs.over(own)
-        message_type = _named(declared.tree, syntax.Sent, "")
+        message_type = _chosen(declared.tree, "send", "")
         if message_type:
             costs = costs.over(Costs(sent_share=MESSAGE_TYPES[message_type]))
         return Schedule(
@@ -213,7 +213,7 @@ class _Expansion:
             warnings=tuple(self.warnings(ranks, costs)),
             lists=declared.lists,
             costs=costs,
-            objective=_named(declared.tree, syntax.Objective, OBJECTIVES[0]),
+            objective=_chosen(declared.tree, "objective", OBJECTIVES[0]),
             message_type=message_type,
         )
 
@@ -300,11 +300,7 @@ class _Expansion:
         self.faults.append(Met(first, rank, values_text(values)))
 
 
-def _named(
-    tree: syntax.Schedule,
-    kind: type[syntax.Objective] | type[syntax.Sent],
-    default: str,
-) -> str:
-    """The name in the item of a kind, if the program has one."""
-    names = (item.name.text for item in tree.items if isinstance(item, kind))
-    return next(names, default)
+def _chosen(tree: syntax.Schedule, word: str, default: str) -> str:
+    """The name behind a word that chooses one, if the program has it."""
+    choices = [item for item in tree.items if isinstance(item, syntax.Choice)]
+    return next((item.name.text for item in choices if item.word == word), default)

@@ -20,7 +20,7 @@ from attrs import asdict, field, fields, frozen
 from schedlang.diagnostics.arguments import check_whole
 from schedlang.diagnostics.diagnostic import Diagnostic, counted
 from schedlang.on_demand import on_demand
-from schedlang.schedule.schedule import MOST_STEPS, Kernel, Schedule, Trial
+from schedlang.schedule.schedule import MOST_STEPS, OBJECTIVES, Kernel, Schedule, Trial
 
 if TYPE_CHECKING:
     from schedlang.plan.compiling import compiled_for
@@ -195,6 +195,9 @@ class Plan(Schedule):
             else self.costs.to_json(),
             "spans": [[span.start, span.end] for span in self.spans],
             **({"message_type": self.message_type} if self.message_type else {}),
+            **(
+                {"objective": self.objective} if self.objective != OBJECTIVES[0] else {}
+            ),
         }
 
 

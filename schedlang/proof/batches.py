@@ -22,7 +22,7 @@ def check_sizes(schedule: Schedule, most: float) -> None:
             f"rank {rank} issues {size:,} transfers as one batch, "
             f"from `{schedule.name_of(rank, index)}` on; NCCL may hang with more than {most:g}"
         )
-        help = "write several `exchange`, with the same transfers in each on both ranks"
+        help = "write several `overlap`, with the same transfers in each on both ranks"
         place = int(columns.source[row])
         findings.append(Finding("batch-size", message, rank, place, help=help))
     if findings:

@@ -44,7 +44,7 @@ def wrong_structure(schedule: Schedule) -> list[Finding]:
         (never_away, "reloaded, and never offloaded"),
         (
             to_itself,
-            "offloaded, and the rank keeps its own: `keep` must name another one",
+            "offloaded, and the rank keeps its own: `keeper` must name another one",
         ),
     )
     # The first is that of the stage and microbatch whose ops begin first.

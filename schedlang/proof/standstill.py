@@ -306,7 +306,7 @@ class Standstill:
             help = "change the order of one rank: let it first do what the other one waits for"
         elif self.is_written(first):
             help = (
-                "issue transfers that cross as one batch, `exchange { … }`, "
+                "issue transfers that cross as one batch, `overlap { … }`, "
                 "or in one order on both ranks"
             )
         else:

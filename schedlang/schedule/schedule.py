@@ -67,6 +67,8 @@ class Pass:
     location: int
 
 
+#: What an `objective` can be: figures of a timeline.
+OBJECTIVES = ("makespan", "span")
 #: The types to which messages may be rounded, each with its bits as a part of 32.
 MESSAGE_TYPES = {"bf16": 0.5, "fp16": 0.5}
 #: The names of rules by which stages read their weights; a `delay` has its number.
@@ -100,7 +102,7 @@ class WeightRule:
             )
 
     def __str__(self) -> str:
-        return f"{self.name} {self.delay}" if self.name == "delay" else self.name
+        return f"{self.name}({self.delay})" if self.name == "delay" else self.name
 
     @property
     def keeps_none(self) -> bool:
@@ -178,7 +180,7 @@ class Schedule:
     warnings: tuple[Diagnostic, ...] = field(default=(), eq=False, repr=False)
     _costs: Costs | Callable[[], Costs] | None = field(default=None, eq=_costs_of)
     transport: str = PORTABLE
-    objective: str = "makespan"
+    objective: str = OBJECTIVES[0]
     message_type: str = ""
     #: The parameters that are lists.
     lists: dict[str, tuple[int, ...]] = field(factory=dict)
@@ -235,7 +237,7 @@ class Schedule:
         """The version of the weights that a stage's forward reads, once `done` updates of the stage
         are done.
         """
-        # By `delay 1`, forwards read what there was one update ago, even where the rank has done
+        # By `delay(1)`, forwards read what there was one update ago, even where the rank has done
         # more by now; by the other rules, what is there:
         #
         #     update     0    1    2    3

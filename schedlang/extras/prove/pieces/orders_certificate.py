@@ -72,8 +72,9 @@ def certified(
 
 
 def setting(schedules: Sequence[Schedule]) -> dict[str, Any]:
-    """What a certificate takes from the program: stages, edges, how long messages take, and for
-    each kind and stage how long an op takes and how much it holds, while it runs and after.
+    """What a certificate takes from the program: stages, edges of activations and of gradients,
+    how long messages take, and for each kind and stage how long an op takes and how much it holds,
+    while it runs and after.
     """
     schedule = schedules[0]
     layout = schedule.layout
@@ -100,6 +101,11 @@ def setting(schedules: Sequence[Schedule]) -> dict[str, Any]:
         "placement": list(layout.placement),
         "edges": [
             [earlier, later] for later in stages for earlier in layout.before[later]
+        ],
+        "gradients": [
+            [earlier, later]
+            for later in stages
+            for earlier in layout.gradients_to[later]
         ],
         "ops": ops,
         "ways": [
