@@ -534,7 +534,6 @@ def load(file: str) -> Any:
 
 def check_together(asked: Asked) -> None:
     """PipelineError where a rank is asked for two things that do not go together."""
-    name_of = asked.plan.names.stage
     for feature in FEATURES.values():
         for stage in asked.modules if feature.not_with else ():
             if not feature.is_asked(asked, stage):
@@ -543,7 +542,11 @@ def check_together(asked: Asked) -> None:
                 other = FEATURES[name]
                 if other.is_asked(asked, stage):
                     raise PipelineError(
-                        why.format(stage=stage, name=name_of(stage), other=other.words)
+                        why.format(
+                            stage=stage,
+                            name=asked.plan.names.stage(stage),
+                            other=other.words,
+                        )
                     )
 
 

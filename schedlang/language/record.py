@@ -22,7 +22,6 @@ from schedlang.schedule.actions import NO_MICROBATCH, Actions
 from schedlang.schedule.columns import actions_from
 from schedlang.schedule.kinds import OPS
 from schedlang.schedule.layout import Layout
-from schedlang.schedule.naming import Names
 
 if TYPE_CHECKING:
     from schedlang.language.wrong_calls import (
@@ -31,12 +30,14 @@ if TYPE_CHECKING:
         wrong_slice,
         wrong_stage,
     )
+    from schedlang.schedule.naming import Names
 else:
     # For programs with a mistake.
     too_many = on_demand("schedlang.language.wrong_calls.too_many")
     wrong_microbatch = on_demand("schedlang.language.wrong_calls.wrong_microbatch")
     wrong_slice = on_demand("schedlang.language.wrong_calls.wrong_slice")
     wrong_stage = on_demand("schedlang.language.wrong_calls.wrong_stage")
+    Names = on_demand("schedlang.schedule.naming.Names")
 
 #: Columns of a plan have 32 bits. A stream has no last microbatch, but none from here on.
 _TOO_LARGE = 2**31

@@ -20,17 +20,19 @@ from schedlang.on_demand import on_demand
 from schedlang.schedule.actions import Actions, is_update
 from schedlang.schedule.kinds import AWAY, FORWARD, GATHERS, REPEATS, Kind
 from schedlang.schedule.layout import Layout
-from schedlang.schedule.naming import Names
 from schedlang.schedule.transports import PORTABLE
 
 if TYPE_CHECKING:
     from schedlang.schedule.columns import Columns, columns_of
     from schedlang.schedule.costs import Costs
     from schedlang.schedule.costs.model import unit_costs
+    from schedlang.schedule.naming import Names
 else:
     # For whoever asks for all actions or for costs: who runs a plan does not.
     columns_of = on_demand("schedlang.schedule.columns.columns_of")
     unit_costs = on_demand("schedlang.schedule.costs.model.unit_costs")
+    # For messages.
+    Names = on_demand("schedlang.schedule.naming.Names")
 
 T = TypeVar("T")
 S = TypeVar("S", bound="Schedule")
