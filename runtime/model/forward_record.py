@@ -19,8 +19,8 @@ refused.
 """
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from inspect import currentframe
 from pathlib import Path
@@ -31,11 +31,13 @@ from typing import Any
 import torch
 from attrs import define, field, frozen
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.random_state import random_state
 from schedlang.runtime.torch_private.fake_tensors import FakeTensors, is_fake
 from schedlang.runtime.torch_private.function_modes import is_transformed
+from schedlang.runtime.torch_private.functions import SeesFunctions, functions_seen
+from schedlang.runtime.torch_private.leaf_hooks import forward_hooks
 from schedlang.runtime.torch_private.pytrees import (
     TreeSpec,
     tree_flatten,
@@ -44,7 +46,7 @@ from schedlang.runtime.torch_private.pytrees import (
 from schedlang.runtime.torch_private.tensors import changes_of
 
 #: Folders whose frames are not the model's.
-_NOT_THE_MODEL = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+_NOT_THE_MODEL = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
 #: Python's operators that write to their first operand.
 _IN_PLACE = frozenset(
@@ -57,6 +59,12 @@ _IN_PLACE = frozenset(
 #: one's, as that of fake tensors is.
 _TURNED_ROUND = {Tensor.gt: Tensor.lt, Tensor.ge: Tensor.le}
 _SYMMETRIC = (Tensor.eq, Tensor.ne, Tensor.__eq__, Tensor.__ne__)
+
+#: What hooks a value, by which a stage that made it sees its gradient.
+HOOKS = (Tensor.register_hook, Tensor.retain_grad)
+
+#: How Python asks whether a value has a gradient.
+REQUIRES_GRAD: Any = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 
 #: In place of what an op returns that takes values without data.
 _NO_DATA = object()
@@ -121,8 +129,10 @@ class Record:
     `blocks` are the names of the blocks in the order of their calls; a block that is called again
     is there again. `inputs` are the positional and the keyword arguments. `reads` are the values of
     which Python has read the shape or the type, and `readers` the functions that did so. `looks`
-    are the values of which Python has read the data. `weights` are the weights that a gap uses,
-    those of blocks too, by the ids of their values.
+    are the values of which Python has read the data, `trained` those that have a gradient where
+    Python asked. `draws` are the ops that drew random numbers and took no value, `keepers` the
+    forward hooks that only keep what their block returns, by its name and their place. `weights`
+    are the weights that a gap uses, those of blocks too, by the ids of their values.
     """
 
     blocks: list[str] = field(factory=list)
@@ -131,6 +141,10 @@ class Record:
     reads: set[int] = field(factory=set)
     readers: list[Any] = field(factory=list)
     looks: set[int] = field(factory=set)
+    trained: set[int] = field(factory=set)
+    draws: set[Any] = field(factory=set)
+    keepers: set[tuple[str, int]] = field(factory=set)
+    has_hooks: bool = False
     returned: Returned | None = None
     weights: dict[int, str] = field(factory=dict)
 
@@ -155,6 +169,8 @@ class Record:
         nothing else is done with a value.
         """
         if len(self.input_ids) != 1 or any(not event.is_block for event in self.events):
+            return False
+        if self.has_hooks or self.keepers:
             return False
         if len({*self.blocks}) != len(self.blocks):
             return False
@@ -302,6 +318,15 @@ def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (inputs if isinstance(inputs, tuple) else (inputs,)), {}
 
 
+def _is_same(
+    before: tuple[Sequence[Any], TreeSpec], now: tuple[Sequence[Any], TreeSpec]
+) -> bool:
+    """Whether containers have what they had before."""
+    return before[1] == now[1] and all(
+        one is other for one, other in zip(before[0], now[0], strict=True)
+    )
+
+
 def record_forward(
     model: nn.Module,
     blocks: Sequence[str],
@@ -325,16 +350,21 @@ def record_forward(
         memo[id(buffer)] = made
     whole = copy.deepcopy(model, memo)
     without_cache(whole)
-    recorder = _Recorder(whole, blocks, fake)
+    recorder = _Recorder(whole, blocks, fake, device)
     leaves, tree = tree_flatten(arguments_of(inputs))
     given = [
-        recorder.given(leaf, device) if isinstance(leaf, Tensor) else leaf
-        for leaf in leaves
+        recorder.given(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves
     ]
     args, kwargs = tree_unflatten(given, tree)
     recorder.begin((args, kwargs))
     try:
-        with torch.random.fork_rng(), torch.no_grad(), fake.quietly(), recorder:
+        with (
+            torch.random.fork_rng(),
+            torch.compiler.set_stance("force_eager"),
+            fake.quietly(),
+            functions_seen(),
+            recorder,
+        ):
             output = whole(*args, **kwargs, **options)
     except PipelineError:
         raise
@@ -352,15 +382,20 @@ def record_forward(
     return recorder.record
 
 
-class _Recorder(TorchFunctionMode):
+class _Recorder(SeesFunctions):
     """Gives ids to values while a forward runs."""
 
     def __init__(
-        self, model: nn.Module, blocks: Sequence[str], fake: FakeTensors
+        self,
+        model: nn.Module,
+        blocks: Sequence[str],
+        fake: FakeTensors,
+        device: torch.device,
     ) -> None:
         super().__init__()
         self.record = Record()
         self._fake = fake
+        self._device = device
         #: The ids of values by the identity of their tensors. All of these are held: where one was
         #: freed, another might be made.
         self._ids: dict[int, int] = {}
@@ -368,17 +403,22 @@ class _Recorder(TorchFunctionMode):
         #: The data of values that follow from the inputs alone, by their ids.
         self._data: dict[int, Tensor] = {}
         self._count = 0
-        self._is_in_block = False
+        #: The block that is called now, and the ids of what it is given.
+        self._block: str | None = None
+        self._takes: tuple[int, ...] = ()
+        #: What follows from values or weights within a block, by identity, with the block's name.
+        self._made_in: dict[int, str] = {}
+        #: How many ops blocks have done.
+        self._ops = 0
         self._weights = {id(weight): name for name, weight in model.named_parameters()}
         for name in blocks:
             replace_call(model.get_submodule(name), partial(self._call, name))
 
-    def given(self, tensor: Tensor, device: torch.device) -> Tensor:
+    def given(self, tensor: Tensor) -> Tensor:
         """A fake tensor in place of one that the forward is given."""
-        made = self._fake.like(tensor, device)
-        self._new_id(
-            made, None if tensor.is_meta else tensor.detach().to(device, copy=True)
-        )
+        made = self._fake.like(tensor, self._device)
+        data = None if tensor.is_meta else tensor.detach().to(self._device, copy=True)
+        self._new_id(made, data)
         return made
 
     def begin(self, inputs: Any) -> None:
@@ -444,6 +484,8 @@ class _Recorder(TorchFunctionMode):
             name = self._weights.get(id(tensor))
             if name is not None and id(tensor) not in self._ids:
                 self.record.weights[self._new_id(tensor)] = name
+            if id(tensor) not in self._ids:
+                self._check_is_returned(tensor, "the model")
         found = (self._ids.get(id(tensor)) for tensor in tensors)
         return tuple(value for value in found if value is not None)
 
@@ -452,36 +494,130 @@ class _Recorder(TorchFunctionMode):
         found: list[int | Constant] = []
         for leaf in leaves:
             known = self._ids.get(id(leaf)) if isinstance(leaf, Tensor) else None
+            if known is None:
+                self._check_is_constant(leaf)
             found.append(Constant(leaf) if known is None else known)
         return Returned(tree, tuple(found))
 
+    def _check_is_constant(self, leaf: Any) -> None:
+        """PipelineError for a tensor of a block, or an object with values in its attributes."""
+        if isinstance(leaf, Tensor):
+            self._check_is_returned(leaf, "the model")
+        elif any(
+            isinstance(each, Tensor) and self._is_traced(each)
+            for each in getattr(leaf, "__dict__", {}).values()
+        ):
+            kind = type(leaf).__name__
+            raise PipelineError(
+                f"the model hands on a `{kind}`, in which torch finds no tensors: give them in "
+                f"tuples, lists or dictionaries, or make it known by "
+                f"`torch.export.register_dataclass({kind})`"
+            )
+
     def _call(
-        self, name: str, _: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any
+        self,
+        name: str,
+        block: nn.Module,
+        call: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
     ) -> Any:
         """A block is called, with its hooks."""
-        if self._is_in_block:
+        if self._block is not None:
             return call(*args, **kwargs)
         line = line_of(currentframe())
         takes = self._ids_of(tensors_in(args, kwargs))
         args, kwargs = self._with_data((args, kwargs))
-        self._is_in_block = True
+        given = tree_flatten((args, kwargs))
+        self._block = name
+        self._takes = takes
         try:
-            made = call(*args, **kwargs)
+            with self._watching_hooks(block):
+                made = call(*args, **kwargs)
             result = self._with_ids(self._without_data(made), tensors_in(made))
         finally:
-            self._is_in_block = False
+            self._block = None
+        if not _is_same(given, tree_flatten((args, kwargs))):
+            raise PipelineError(
+                f"block `{name}` changes a list or a dictionary that the model gives it ({line}), "
+                "which another stage would not see: return what it puts in"
+            )
         place = len(self.record.blocks)
         self.record.blocks.append(name)
         event = Event(name, takes, self._returned(result), (), place, True, line)
         self.record.events.append(event)
         return result
 
+    @contextmanager
+    def _watching_hooks(self, block: nn.Module) -> Iterator[None]:
+        """Find out which forward hooks of a block only keep what it returns."""
+        assert self._block is not None
+        hooks = forward_hooks(block)
+        own = {**hooks}
+        for place, (key, hook) in enumerate(own.items()):
+            hooks[key] = partial(self._watched, (self._block, place), hook)
+        try:
+            yield
+        finally:
+            hooks |= own
+
+    def _watched(
+        self, which: tuple[str, int], hook: Callable[..., Any], *args: Any
+    ) -> Any:
+        before = self._ops
+        output = hook(*args)
+        if output is None and self._ops == before:
+            self.record.keepers.add(which)
+        return output
+
     def _in_block(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What an op in a block returns: of a block it only counts how its output looks."""
+        self._ops += 1
+        given = tensors_in(args, kwargs)
+        for tensor in given:
+            self._check_is_given(func, tensor)
         try:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
         except (RuntimeError, NotImplementedError):
-            return self._on_numbers(func, args, kwargs)
+            result = self._on_numbers(func, args, kwargs)
+        if any(map(self._is_traced, given)):
+            for tensor in [*tensors_in(result), *written_by(func, args, kwargs)]:
+                assert self._block is not None
+                self._made_in.setdefault(id(tensor), self._block)
+                self._held.append(tensor)
+        return result
+
+    def _is_traced(self, tensor: Tensor) -> bool:
+        """Whether a tensor is a weight, or follows from values or weights."""
+        known = self._ids, self._weights, self._made_in
+        return any(id(tensor) in each for each in known)
+
+    def _check_is_given(self, func: Any, tensor: Tensor) -> None:
+        """PipelineError if an op in a block takes what the block neither is given nor makes."""
+        if id(tensor) in self._weights:
+            return
+        value = self._ids.get(id(tensor))
+        if value is None:
+            self._check_is_returned(tensor, f"block `{self._block}`")
+        elif value not in self._takes and id(tensor) not in self._made_in:
+            raise PipelineError(
+                f"block `{self._block}` takes a value for `{name_of(func)}` "
+                f"({line_of(currentframe())}) that the model does not give it, such as one kept in "
+                "an attribute: another stage would not have it; give it to the block as an argument"
+            )
+
+    def _check_is_returned(self, tensor: Tensor, taker: str) -> None:
+        """PipelineError if a tensor follows from values in a block that does not return it, and
+        is not that of the `taker`.
+        """
+        maker = self._made_in.get(id(tensor))
+        if maker is not None and maker != self._block:
+            raise PipelineError(
+                f"block `{maker}` makes a tensor that {taker} uses ({line_of(currentframe())}), "
+                "and does not return it, such as one that is kept in an attribute or put into a "
+                "list: another stage would not have it; return it from the block, or add a loss "
+                "where it is made, by `add_loss`"
+            )
 
     def _on_numbers(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What an op returns where fake tensors are not enough, as where a router sends tokens to
@@ -517,17 +653,23 @@ class _Recorder(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self._is_in_block:
+        if self._block is not None:
             return self._in_block(func, args, kwargs)
         given = tensors_in(args, kwargs)
         takes = self._ids_of(given)
-        if not takes:
+        if func in HOOKS:
+            self.record.has_hooks = True
             return func(*args, **kwargs)
+        if not takes:
+            return self._without_values(func, args, kwargs)
+        if func == REQUIRES_GRAD:
+            is_trained = func(*args, **kwargs)
+            self.record.trained.update(takes if is_trained else ())
+            return is_trained
         if is_in_each_stage(func, given) and self._data.keys() >= {*takes}:
             self.record.looks.update(takes)
             args, kwargs = self._with_data((args, kwargs))
             return func(*args, **kwargs)
-        line = line_of(currentframe())
         changes = [*map(changes_of, given)]
         on_data = self._on_data(func, args, kwargs, takes)
         has_fakes = on_data is _NO_DATA or any(map(is_fake, given))
@@ -543,7 +685,7 @@ class _Recorder(TorchFunctionMode):
                 result = self._without_data(on_data, given)
         except RuntimeError as error:
             if on_data is _NO_DATA:
-                result = self._of_unknown_shape(func, args, kwargs, line, error)
+                result = self._of_unknown_shape(func, args, kwargs, error)
             else:
                 is_look = True
                 result = self._without_data(on_data, given)
@@ -557,6 +699,22 @@ class _Recorder(TorchFunctionMode):
         if not tensors_in(result) and not changed:
             self._reads(func, takes, is_look)
             return result
+        called, takes = in_one_order(func, takes)
+        return self._event(called, takes, given, changed, result, on_data)
+
+    def _event(
+        self,
+        called: Any,
+        takes: tuple[int, ...],
+        given: Sequence[Tensor],
+        changed: Sequence[int],
+        result: Any,
+        on_data: Any,
+    ) -> Any:
+        """Record an op in a gap, which has changed some of what it was given; its result, with
+        ids.
+        """
+        line = line_of(currentframe())
         is_known = on_data is not _NO_DATA
         data = [self._with_data(each) if is_known else None for each in given]
         kept = {id(given[index]) for index in changed}
@@ -565,13 +723,28 @@ class _Recorder(TorchFunctionMode):
         )
         result = self._with_ids(result, tensors_in(on_data) if is_known else (), kept)
         place = len(self.record.blocks)
-        called, takes = in_one_order(func, takes)
         event = Event(called, takes, self._returned(result), after, place, False, line)
         self.record.events.append(event)
         return result
 
+    def _without_values(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What an op in a gap returns that takes no values. Every stage does it by itself, but one
+        that draws random numbers, of which all stages must have the same.
+        """
+        given = tensors_in(args, kwargs)
+        before = random_state(self._device)
+        made = func(*args, **kwargs)
+        now = random_state(self._device)
+        if all(map(torch.equal, before.values(), now.values())):
+            return made
+        self.record.draws.add(func)
+        own = {id(each) for each in written_by(func, args, kwargs)}
+        changed = [index for index, each in enumerate(given) if id(each) in own]
+        result = self._without_data(made, given)
+        return self._event(func, (), given, changed, result, made)
+
     def _of_unknown_shape(
-        self, func: Any, args: Any, kwargs: Any, line: str, error: RuntimeError
+        self, func: Any, args: Any, kwargs: Any, error: RuntimeError
     ) -> Any:
         """What an op returns whose shape depends on data; PipelineError for one that gives Python
         the data of a value of which only the shape is known.
@@ -581,9 +754,9 @@ class _Recorder(TorchFunctionMode):
             if tensors_in(result) or written_by(func, args, kwargs):
                 return result
         raise PipelineError(
-            f"the model's `{name_of(func)}` ({line}) fails on a value of which only the shape is "
-            f"known, as it is in other stages ({type(error).__name__}: {error}); if it goes by the "
-            "data, do so in a block, or hand in what it finds as an option"
+            f"the model's `{name_of(func)}` ({line_of(currentframe())}) fails on a value of which "
+            f"only the shape is known, as it is in other stages ({type(error).__name__}: {error}); "
+            "if it goes by the data, do so in a block, or hand in what it finds as an option"
         ) from error
 
     def _reads(self, func: Any, takes: Sequence[int], is_look: bool) -> None:

@@ -1,5 +1,6 @@
 """The hooks of tensors and modules, for which torch has no public call."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -51,9 +52,29 @@ def has_hooks_of_both(module: nn.Module) -> bool:
     )
 
 
-def forward_hooks(module: nn.Module) -> list[Callable[..., Any]]:
-    """The hooks that see the output of a module (`Module.register_forward_hook`)."""
-    return [*module._forward_hooks.values()]
+def forward_hooks(module: nn.Module) -> dict[int, Callable[..., Any]]:
+    """The hooks that see the output of a module (`Module.register_forward_hook`), by torch's
+    numbers of them.
+    """
+    return module._forward_hooks
+
+
+def takes_keywords(module: nn.Module, number: int) -> bool:
+    """Whether a forward hook of a module sees its keyword arguments, too."""
+    return number in module._forward_hooks_with_kwargs
+
+
+def with_hooks_inside(module: nn.Module) -> nn.Module:
+    """A module that calls the forward of another one, with the hooks of that, which then has none.
+
+    Both have the same parts.
+    """
+    inner = copy.copy(module)
+    inner.forward = module.forward
+    for name, hooks in vars(module).items():
+        if name.endswith("_hooks") and "state_dict" not in name:
+            setattr(module, name, type(hooks)())
+    return inner
 
 
 def has_hooks_of_all_modules() -> bool:
