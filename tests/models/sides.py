@@ -261,6 +261,12 @@ def _share_out(optimizers: list[Optimizer]) -> None:
             taken |= {id(each) for each in group["params"]}
 
 
+#: How torch's scaler finds an optimizer that looks at scale and overflows by itself, and how it tells
+#: these.
+_BY_ITSELF = "_step_supports_amp_scaling"
+_TOLD = ("grad_scale", "found_inf")
+
+
 class Together:
     """The optimizers of all stages as one, which is what a scaler has in one process: where a gradient
     of any stage overflows, it skips them all.
@@ -273,9 +279,18 @@ class Together:
     def param_groups(self) -> list[dict[str, Any]]:
         return [group for each in self._side.optimizers for group in each.param_groups]
 
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether the scaler leaves scale and overflows to the optimizers, as to fused ones."""
+        return all(hasattr(each, _BY_ITSELF) for each in self._side.optimizers)
+
     def step(self) -> None:
+        told = {name: value for name, value in vars(self).items() if name in _TOLD}
         for each in self._side.optimizers:
+            vars(each).update(told)
             each.step()
+            for name in told:
+                delattr(each, name)
 
 
 class InPipeline(Training):
