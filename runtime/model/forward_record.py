@@ -35,7 +35,11 @@ from torch import Tensor, nn
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.random_state import random_state
 from schedlang.runtime.torch_private.fake_tensors import FakeTensors, is_fake
-from schedlang.runtime.torch_private.function_modes import is_transformed
+from schedlang.runtime.torch_private.function_modes import (
+    enter,
+    is_transformed,
+    leave,
+)
 from schedlang.runtime.torch_private.functions import SeesFunctions, functions_seen
 from schedlang.runtime.torch_private.leaf_hooks import forward_hooks
 from schedlang.runtime.torch_private.pytrees import (
@@ -132,7 +136,9 @@ class Record:
     are the values of which Python has read the data, `trained` those that have a gradient where
     Python asked. `draws` are the ops that drew random numbers and took no value, `keepers` the
     forward hooks that only keep what their block returns, by its name and their place. `weights`
-    are the weights that a gap uses, those of blocks too, by the ids of their values.
+    are the weights that a gap uses, those of blocks too, by the ids of their values. `states` are
+    the attributes around the blocks that are read in one gap and changed in a later one, with the
+    numbers of both; for Python's numbers it is not known where they are read.
     """
 
     blocks: list[str] = field(factory=list)
@@ -145,6 +151,7 @@ class Record:
     draws: set[Any] = field(factory=set)
     keepers: set[tuple[str, int]] = field(factory=set)
     has_hooks: bool = False
+    states: dict[str, tuple[int | None, int]] = field(factory=dict)
     returned: Returned | None = None
     weights: dict[int, str] = field(factory=dict)
 
@@ -170,7 +177,7 @@ class Record:
         """
         if len(self.input_ids) != 1 or any(not event.is_block for event in self.events):
             return False
-        if self.has_hooks or self.keepers:
+        if self.has_hooks or self.keepers or self.states:
             return False
         if len({*self.blocks}) != len(self.blocks):
             return False
@@ -382,6 +389,66 @@ def record_forward(
     return recorder.record
 
 
+class _States:
+    """What a model keeps in tensors and numbers around its blocks, from one forward to the next:
+    the gaps in which each is first read, and first changed. When a number is read is not known.
+    """
+
+    def __init__(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+        in_blocks = {part for block in blocks for part in block.modules()}
+        self._modules = {
+            name: module
+            for name, module in model.named_modules()
+            if module not in in_blocks
+        }
+        self._before = self._now()
+        self._names = {
+            id(value): name
+            for name, (value, _) in self._before.items()
+            if isinstance(value, Tensor)
+        }
+        self._read: dict[str, int] = {}
+        self._changed: dict[str, int] = {}
+
+    def read(self, tensor: Tensor, gap: int) -> None:
+        """An op in a gap takes a tensor."""
+        name = self._names.get(id(tensor))
+        if name is not None:
+            self._read.setdefault(name, gap)
+
+    def come_to(self, gap: int) -> None:
+        """A gap is at its end."""
+        now = self._now()
+        for name, (value, changes) in self._before.items():
+            found, changes_now = now.get(name, (value, changes))
+            is_same = found is value if isinstance(value, Tensor) else found == value
+            if not is_same or changes_now != changes:
+                self._changed.setdefault(name, gap)
+
+    def changed_later(self) -> dict[str, tuple[int | None, int]]:
+        """What was read in one gap and changed in a later one, with both; a number has None for
+        the first one.
+        """
+        numbers = self._before.keys() - self._names.values()
+        read = self._read | dict.fromkeys(numbers)
+        pairs = {
+            name: (read.get(name, gap), gap) for name, gap in self._changed.items()
+        }
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+    def _now(self) -> dict[str, tuple[Any, int]]:
+        """The tensors and numbers, each with how often it was changed in place."""
+        return {
+            f"{path}.{name}".lstrip("."): (
+                value,
+                changes_of(value) if isinstance(value, Tensor) else 0,
+            )
+            for path, module in self._modules.items()
+            for name, value in [*vars(module).items(), *module.named_buffers("", False)]
+            if isinstance(value, Tensor) or type(value) in (int, float)
+        }
+
+
 class _Recorder(SeesFunctions):
     """Gives ids to values while a forward runs."""
 
@@ -410,6 +477,7 @@ class _Recorder(SeesFunctions):
         self._made_in: dict[int, str] = {}
         #: How many ops blocks have done.
         self._ops = 0
+        self._states = _States(model, [model.get_submodule(name) for name in blocks])
         self._weights = {id(weight): name for name, weight in model.named_parameters()}
         for name in blocks:
             replace_call(model.get_submodule(name), partial(self._call, name))
@@ -428,6 +496,8 @@ class _Recorder(SeesFunctions):
     def end(self, output: Any) -> None:
         """The forward has returned this."""
         self.record.returned = self._returned(output)
+        self._states.come_to(len(self.record.blocks))
+        self.record.states = self._states.changed_later()
 
     def _new_id(self, tensor: Tensor, data: Tensor | None = None) -> int:
         """The id of a value that a tensor has from now on; and its data, if they are known."""
@@ -481,6 +551,7 @@ class _Recorder(SeesFunctions):
 
     def _ids_of(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
         for tensor in tensors:
+            self._states.read(tensor, len(self.record.blocks))
             name = self._weights.get(id(tensor))
             if name is not None and id(tensor) not in self._ids:
                 self.record.weights[self._new_id(tensor)] = name
@@ -526,6 +597,10 @@ class _Recorder(SeesFunctions):
         if self._block is not None:
             return call(*args, **kwargs)
         line = line_of(currentframe())
+        # Or the mode would see how the states are looked at.
+        leave(self)
+        self._states.come_to(len(self.record.blocks))
+        enter(self)
         takes = self._ids_of(tensors_in(args, kwargs))
         args, kwargs = self._with_data((args, kwargs))
         given = tree_flatten((args, kwargs))
@@ -735,6 +810,12 @@ class _Recorder(SeesFunctions):
         before = random_state(self._device)
         made = func(*args, **kwargs)
         now = random_state(self._device)
+        if isinstance(kwargs.get("generator"), torch.Generator) and self.record.blocks:
+            raise PipelineError(
+                f"the model draws by `{name_of(func)}` from a generator of its own behind a block "
+                f"({line_of(currentframe())}), and stages that do not come there fall behind: "
+                "draw before the first block, or from torch's own random numbers"
+            )
         if all(map(torch.equal, before.values(), now.values())):
             return made
         self.record.draws.add(func)

@@ -206,6 +206,7 @@ def split(
         for piece in pieces.values()
     }
     if between is not None:
+        between.check_states(parts.cuts)
         for piece, module in modules.items():
             places = parts.blocks_of(piece)
             is_last = piece == parts.layout.pieces - 1

@@ -17,6 +17,8 @@ and blocks get the data. Otherwise models of transformers would look at a mask, 
 when they are traced, and leave it out for a microbatch in which nothing is masked.
 """
 
+import warnings
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
@@ -639,6 +641,30 @@ class BetweenBlocks:
             if any(begin <= block < end for block in blocks)
         ]
         return pieces or [0] * (name in self.outside)
+
+    def check_states(self, cuts: Sequence[int]) -> None:
+        """PipelineError for a tensor around the blocks that one piece changes, and an earlier one
+        reads; a warning of a number that an earlier one may read.
+        """
+        ends = cuts[1:]
+        for name, (read, changed) in self.record.states.items():
+            writer = bisect_left(ends, changed)
+            behind = (
+                f"the model changes its `{name}` behind block "
+                f"`{self.record.blocks[changed - 1]}`"
+            )
+            if read is None and writer > 0:
+                warnings.warn(
+                    f"{behind}, which earlier stages do not see: if they read it, change it before "
+                    "the first block",
+                    stacklevel=3,
+                )
+            elif read is not None and bisect_left(ends, read) < writer:
+                raise PipelineError(
+                    f"{behind}, and reads it before, in an earlier stage, which would not see the "
+                    "change in the next forward: change it before the first block, or keep what is "
+                    "read and changed in one block"
+                )
 
     def left_out(
         self, model: nn.Module, own: Container[str], piece: int, cuts: Sequence[int]
