@@ -195,6 +195,28 @@ class Record:
             value = event.returned
         return self.output == value
 
+    def leave_out_unused_draws(self) -> None:
+        """Leave out random numbers that no block takes, and what is made of them alone, as where a
+        model makes a part anew in its first forward.
+        """
+        drawn: set[int] = set()
+        for event in self.events:
+            if not event.is_block and drawn.issuperset(event.takes):
+                drawn.update(event.makes)
+        used = {*self.output.ids, *self.looks}
+        kept = []
+        for event in reversed(self.events):
+            is_drawn = not event.is_block and drawn.issuperset(event.makes)
+            if not is_drawn or not used.isdisjoint(event.makes):
+                kept.append(event)
+                used.update(event.takes)
+        self.events = kept[::-1]
+        self.draws = {
+            event.called
+            for event in self.events
+            if not event.is_block and not event.takes
+        }
+
     def handed_on(self, cut: int) -> list[int]:
         """The values that are there before block `cut`, and are used by it, later, or returned; and
         those that Python looks at, which it does in each stage.
@@ -498,6 +520,7 @@ class _Recorder(SeesFunctions):
         self.record.returned = self._returned(output)
         self._states.come_to(len(self.record.blocks))
         self.record.states = self._states.changed_later()
+        self.record.leave_out_unused_draws()
 
     def _new_id(self, tensor: Tensor, data: Tensor | None = None) -> int:
         """The id of a value that a tensor has from now on; and its data, if they are known."""
@@ -818,7 +841,6 @@ class _Recorder(SeesFunctions):
             )
         if all(map(torch.equal, before.values(), now.values())):
             return made
-        self.record.draws.add(func)
         own = {id(each) for each in written_by(func, args, kwargs)}
         changed = [index for index, each in enumerate(given) if id(each) in own]
         result = self._without_data(made, given)

@@ -65,6 +65,23 @@ class Drawing(Model):
         return self.head(x - noise)
 
 
+class Renewing(Model):
+    """The first forward makes a part anew (the attention of BigBird)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_new = True
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.layers[0](self.embed(tokens))[0]
+        if self.is_new:
+            self.part = nn.Identity(Layer())
+            self.is_new = False
+        for layer in self.layers[1:]:
+            x = layer(x)[0]
+        return self.head(x)
+
+
 class Hooking(Model):
     """Hooks change gradients between layers, and what the whole model is given and returns."""
 
@@ -106,7 +123,9 @@ class Compiled(Model):
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("kind", [Applying, Drawing, Hooking, Asking, Compiled])
+@pytest.mark.parametrize(
+    "kind", [Applying, Drawing, Renewing, Hooking, Asking, Compiled]
+)
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 def test_stages_do_together_what_the_model_does(
     kind: type[nn.Module], ranks: int
