@@ -134,6 +134,19 @@ def test_stages_do_together_what_the_model_does(
     assert_stages_do_together_what_it_does(model, inputs, ranks)
 
 
+def test_hooks_of_the_whole_model_know_its_mode() -> None:
+    model, inputs = whole_and_inputs(Model)
+    model.register_forward_hook(
+        lambda model, given, output: output * (2 if model.training else 3)
+    )
+    whole = copy.deepcopy(model).eval()
+    plan = compile("1f1b", {"ranks": 2, "microbatches": 2})
+    first, second = (
+        split(model, plan, inputs=inputs, rank=rank)[rank].eval() for rank in range(2)
+    )
+    assert torch.equal(second(first(inputs)), whole(inputs))
+
+
 class Averaging(Model):
     """A buffer of the model is replaced in each forward, and an attribute is kept for a log."""
 
