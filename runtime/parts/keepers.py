@@ -171,7 +171,7 @@ def of_rank(rank: Rank) -> Iterator[Part]:
         if rank.site.device.type != "cpu":
             raise PipelineError(
                 f"rank {own} offloads activations to rank {keeper}, which the runtime does on CPUs "
-                "alone yet: leave out `keep`, so that they go to the host"
+                "alone yet: leave out `keeper`, so that they go to the host"
             )
         elsewhere = KeptElsewhere(rank.wire, keeper, tag_of(own))
         for part in offloads:

@@ -4,7 +4,7 @@
 Version v is the weights after v updates. With a delay of d, the microbatches of update k read
 version max(k - d, 0), and the update starts from version k; so d + 1 versions are held:
 
-    delay 1     update          0     1     2     3
+    delay(1)    update          0     1     2     3
                 reads version   0     0     1     2
                 makes version   1     2     3     4
 

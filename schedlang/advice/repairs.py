@@ -92,17 +92,17 @@ class _Program:
             first, second = sorted(
                 (transfer.span for transfer in transfers), key=lambda span: span.start
             )
-            # Only neighbours can stand in one `exchange`.
+            # Only neighbours can stand in one `overlap`.
             if not self.source.text[first.end : second.start].strip():
                 pairs.append((first, second))
         for chosen in [*_all_at_once(pairs), *([pair] for pair in pairs)]:
             edits = []
             words = []
             for first, second in chosen:
-                edits.append(Edit(Span(first.start, first.start), "exchange { "))
+                edits.append(Edit(Span(first.start, first.start), "overlap { "))
                 edits.append(Edit(Span(second.end, second.end), " }"))
                 words.append(f"{self.quoted(first)} and {self.quoted(second)} as one")
-            words[0] += " `exchange { … }`"
+            words[0] += " `overlap { … }`"
             yield Repair(f"issue {', and '.join(words)}", tuple(edits))
 
     def moves(self, waits: list[SpanPair]) -> Iterator[Repair]:
@@ -149,19 +149,26 @@ class _Program:
     def without_batches(self) -> Iterator[Repair]:
         """Issue all transfers alone."""
         edits = []
-        for node in self.nodes(syntax.Exchange):
-            if node.transfers:
-                # What goes is `exchange {` and `}`; the transfers between them stay.
-                start = node.transfers[0].span.start
-                end = node.transfers[-1].span.end
-                edits.append(Edit(Span(node.span.start, start), ""))
-                edits.append(Edit(Span(end, node.span.end), ""))
+        for node in self.batches():
+            # What goes is `overlap {` and `}`; the transfers between them stay.
+            start = node.together[0].span.start
+            end = node.together[-1].span.end
+            edits.append(Edit(Span(node.span.start, start), ""))
+            edits.append(Edit(Span(end, node.span.end), ""))
         if edits:
-            yield Repair("issue all transfers alone, without `exchange`", tuple(edits))
+            yield Repair("issue all transfers alone, without `overlap`", tuple(edits))
+
+    def batches(self) -> list[syntax.Overlap]:
+        """The transfers that are issued as one."""
+        return [
+            node
+            for node in self.nodes(syntax.Overlap)
+            if any(isinstance(each, syntax.Transfer) for each in node.together)
+        ]
 
     def without_transfers(self) -> Iterator[Repair]:
         """Leave the communication to the compiler."""
-        batches = [node.span for node in self.nodes(syntax.Exchange)]
+        batches = [node.span for node in self.batches()]
         edits = [Edit(span, "") for span in batches]
         for transfer in self.nodes(syntax.Transfer):
             start = transfer.span.start

@@ -377,7 +377,7 @@ class Codegen:
                 # Its statements stand where they run: what an op is depends on where that is.
                 self.sequences[name.text] = item
                 return []
-            case syntax.Rank() | syntax.Repeated() | syntax.Objective() | syntax.Sent():
+            case syntax.Rank() | syntax.Repeated() | syntax.Choice():
                 return []
         return [self.setting(item)]
 
@@ -419,47 +419,37 @@ class Codegen:
     def setting(self, item: syntax.Node) -> str:
         """The line of an item about weights, costs, edges or passes."""
         match item:
-            case syntax.Weights(rule, stages):
-                updates = self.expression(rule.updates) if rule.updates else "0"
+            case syntax.Weights(rule, updates, stages):
+                delay = self.expression(updates) if updates else "0"
                 on = (
                     f"{self.bounds(stages)}, {self.location(stages)}"
                     if stages
                     else "0, None, 0"
                 )
-                return f"weights({rule.name!r}, {updates}, {on}, {self.location(item)})"
-            case syntax.Edge(name, range, earlier, later):
+                return f"weights({rule.text!r}, {delay}, {on}, {self.location(item)})"
+            case syntax.Edge(word, name, range, earlier, later):
                 ends = self.function(name, earlier, later)
-                word = "skip" if isinstance(item, syntax.Skip) else "edge"
                 return f"{word}({self.bounds(range)}, {ends}, {self.location(item)})"
             case syntax.Frozen(expressions.Reference(name) as model):
                 return f"frozen_model({name!r}, {self.location(model)})"
-            case syntax.Frozen(_, syntax.Range() as range):
+            case syntax.Frozen(syntax.Range() as range):
                 return f"frozen({self.bounds(range)}, {self.location(range)})"
-            case syntax.Link(name, number):
-                return f"link({self.function(name, number)}, {self.location(item)})"
-            case syntax.Keep(name, keeper):
-                return f"keep({self.function(name, keeper)}, {self.location(item)})"
             case syntax.Cost(word, indices, value):
-                is_memory = isinstance(item, syntax.Memory)
+                called = word if isinstance(item, syntax.PerRank) else "price"
+                is_memory = isinstance(item, syntax.Memory | syntax.PerRank)
                 names = ", ".join(variable(name.text) for name in indices or ())
                 of = f"lambda {names}: {self.expression(value)}"
                 locations = f"{self.location(item)}, {self.location(value)}"
-                return f"price({word!r}, {is_memory}, {of}, {len(indices or ())}, {locations})"
-            case syntax.Capacity(rank, value):
-                of = self.function(rank, value)
-                locations = f"{self.location(item)}, {self.location(value)}"
-                return f"price('capacity', True, {of}, {int(rank is not None)}, {locations})"
-            case syntax.Pass(name):
-                return f"run_pass({name!r}, (), {self.location(item)})"
-            case syntax.Fill(limit):
-                values = f"({self.expression(limit)},)" if limit else "()"
-                return f"run_pass('fill', {values}, {self.location(item)})"
-            case syntax.Gather(limit):
-                values = f"({self.expression(limit)},)" if limit else "()"
-                return f"run_pass('gather', {values}, {self.location(item)})"
-            case syntax.Recompute(range):
-                values = f"({self.bounds(range)}, {self.location(range)})"
-                return f"run_pass('recompute', {values}, {self.location(item)})"
+                return f"{called}({word!r}, {is_memory}, {of}, {len(indices or ())}, {locations})"
+            case syntax.Pass(name, given):
+                match given:
+                    case None:
+                        values = ""
+                    case syntax.Range():
+                        values = f"{self.bounds(given)}, {self.location(given)}"
+                    case _:
+                        values = f"{self.expression(given)},"
+                return f"run_pass({name!r}, ({values}), {self.location(item)})"
         raise TypeError(f"not an item: {item}")
 
     # The order
@@ -550,7 +540,7 @@ class Codegen:
                 return [self.claim(node)]
             case syntax.Part():
                 return self.part(node)
-            case syntax.Exchange(parts) | syntax.Overlap(parts):
+            case syntax.Overlap(parts):
                 before = len(self.sites)
                 lines = [line for part in parts for line in self.told(part)]
                 # All that was written in between, in the order of the text.
@@ -642,7 +632,7 @@ class Codegen:
         match body:
             case syntax.Op() | syntax.Transfer():
                 return 1
-            case syntax.Exchange(parts) | syntax.Overlap(parts) | syntax.Block(parts):
+            case syntax.Overlap(parts) | syntax.Block(parts):
                 return 1 + sum(map(self.weight, parts))
             case syntax.If(_, then, otherwise):
                 return max(
@@ -730,7 +720,8 @@ def _b_is_half(tree: syntax.Schedule, words: Collection[str]) -> bool:
     """Whether `B` means the input half of a backward: the program has weight gradients apart, its
     own or those of `fill W`, and writes no `I`.
     """
-    splits = "W" in words or any(isinstance(item, syntax.Fill) for item in tree.items)
+    passes = [item.name for item in tree.items if isinstance(item, syntax.Pass)]
+    splits = "W" in words or "fill" in passes
     priced = {item.word for item in tree.items if isinstance(item, syntax.Cost)}
     return splits and "I" not in priced.union(words)
 

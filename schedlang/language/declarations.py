@@ -67,8 +67,8 @@ class StageLine:
 @frozen
 class Price:
     """A cost that the program gives. Its function `of` has so many `indices`: none, a stage, a
-    stage and a microbatch, or also a slice. A cost of transfers has two ranks, and a `capacity` one
-    rank, or none.
+    stage and a microbatch, or also a slice. A cost of transfers has two ranks, and a `capacity`, a
+    `link` or a `keeper` one rank, or none.
     """
 
     word: str
@@ -143,8 +143,8 @@ class Declarations:
     rank: int | None = None
     held: tuple[int, ...] = ()
     _weights: list[_Weights] = field(factory=list)
-    _links: tuple[int, ...] = ()
-    _keepers: tuple[int, ...] = ()
+    #: The link of each rank, and the keeper of each, by these words.
+    _per_rank: dict[str, tuple[int, ...]] = field(factory=dict)
     _edges: list[_Edges] = field(factory=list)
     _skips: list[_Edges] = field(factory=list)
     _frozen: list[_Frozen] = field(factory=list)
@@ -180,8 +180,8 @@ class Declarations:
             "stages": self.only_pipeline,
             "pipeline": self.pipeline,
             "pipelines": self.numbered_pipelines,
-            "link": self.link,
-            "keep": self.keep,
+            "link": self.per_rank,
+            "keeper": self.per_rank,
             # These wait until it is known how many stages there are, or until the order is there.
             "weights": _keeper(self._weights, _Weights),
             "edge": _keeper(self._edges, _Edges),
@@ -189,6 +189,7 @@ class Declarations:
             "frozen": _keeper(self._frozen, _Frozen),
             "frozen_model": self.frozen_model,
             "price": _keeper(self.prices, Price),
+            "capacity": _keeper(self.prices, Price),
             "run_pass": _keeper(self._passes, Pass),
         }
 
@@ -388,19 +389,17 @@ class Declarations:
             if pipeline.family == name:
                 self._frozen.append(_Frozen(pipeline.start, pipeline.stop, location))
 
-    def link(self, number_of: Callable[[int], int], location: int) -> None:
-        """Declare the link to the host on which each rank copies."""
+    def per_rank(self, *values: Any) -> None:
+        """Declare the link to the host on which each rank copies, or the rank that keeps what each
+        rank offloads.
+        """
+        price = Price(*values)
+        location = price.location
         ranks = self.count(0, self.size("ranks", location), 1, location)
-        self._links = tuple(map(int, map(number_of, ranks)))
-        self._places["links"] = [location] * len(ranks)
-
-    def keep(self, keeper_of: Callable[[int], int], location: int) -> None:
-        """Declare the rank that keeps what each rank offloads."""
-        ranks = self.size("ranks", location)
-        self._keepers = tuple(
-            int(keeper_of(rank)) for rank in self.count(0, ranks, 1, location)
+        self._per_rank[price.word] = tuple(
+            int(price.of(rank) if price.indices else price.of()) for rank in ranks
         )
-        self._places["keepers"] = [location] * ranks
+        self._places[f"{price.word}s"] = [location] * len(ranks)
 
     def layout(self) -> Layout:
         """The layout that the items declare. By default, each rank has one stage."""
@@ -415,12 +414,12 @@ class Declarations:
             tuple(self.placement),
             tuple(self.pipelines),
             self.params.get("slices", 1),
-            links=self._links,
+            links=self._per_rank.get("link", ()),
             skips=tuple(self._ends("skips", self._skips)),
             edges=of_graph(edges, self.pipelines, self.models),
             frozen=self._frozen_stages(),
             models=self.models,
-            keepers=self._keepers,
+            keepers=self._per_rank.get("keeper", ()),
         )
         wrong = wrong_with(layout, ranks, microbatches)
         if wrong:

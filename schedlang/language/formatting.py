@@ -1,6 +1,7 @@
 """Program text in the one style: `schedc fmt`.
 
 Only what is between tokens changes, and line ends mean nothing, so a program means what it meant.
+Forms that the language had before become those of today.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from itertools import groupby, pairwise
 
 from attrs import define, field
 
+from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.diagnostics.source import Source
 from schedlang.files.kinds import FileKind, kind_of
 from schedlang.language.concrete import Gap, concrete
 from schedlang.language.grammar import tokens_of
 from schedlang.language.layout import WIDTH, Layout, lay_out
 from schedlang.language.parser import wrong_as_diagnostics
-from schedlang.language.recovery import accepted_by, begin
+from schedlang.language.recovery import accepted_by, begin, with_forms_of_today
 
 #: Where statements of a kind that stand in lines one below the other are brought into line: the
 #: first of these tokens in each.
@@ -31,11 +33,18 @@ _ALIGNED = {
 
 
 def formatted(source: Source) -> str:
-    """The text of a program, or of a file to import, in the one style.
+    """The text of a program, or of a file to import, in the one style and today's forms.
 
     CompileError where the text is neither.
     """
     rule = rule_of(source.text)
+    try:
+        return _formatted(source, rule)
+    except CompileError:
+        return _formatted(with_forms_of_today(source, rule), rule)
+
+
+def _formatted(source: Source, rule: str) -> str:
     with wrong_as_diagnostics(source, rule):
         return _text(lay_out(source.text, concrete(source.text, rule)))
 

@@ -58,7 +58,23 @@ _NEXT_STATEMENT = (
     rf"\s(?:repeat|for|let|fn|assert|exchange|overlap|steady|(?:{_OP})\s*\()"
 )
 
+_NOW = "write `{}`, as `schedc fmt` does"
+
+#: Forms that the language had before.
+FORMER = (
+    Habit(r"(?P<at>exchange)\s*(?=\{)", "overlap ", _NOW),
+    Habit(r"link\s+(?P<at>\w+)\s+on\b", r"link(\g<at>) =", _NOW),
+    Habit(r"(?P<at>keep)\s+(?P<r>\w+)\s+on\b", r"keeper(\g<r>) =", _NOW),
+    Habit(
+        rf"weights\s+delay\s+(?P<at>-?{_TERM}(?:\s*[-+*/%]\s*{_TERM})*)",
+        r"weights delay(\g<at>)",
+        _NOW,
+    ),
+    Habit(r"frozen\s+(?P<at>\w+\s+in\b)", "frozen", _NOW),
+)
+
 HABITS = (
+    *FORMER,
     # Operators.
     Habit(r"(?P<at>&&?)", "and"),
     Habit(r"(?P<at>\|\|?)", "or"),
@@ -211,10 +227,6 @@ HABITS = (
     ),
     Habit(r"(?P<at>:)(?=\s*(?:$|#|\w))", "{", _BRACES),
     # Values.
-    Habit(
-        r"frozen\s+\w+\s+(?P<at>in)\s+(?P<a>\S+)\s*\.\.\s*(?P<b>\S+)",
-        r"frozen \g<a> .. \g<b>",
-    ),
     Habit(r"weights\s*(?P<at>=|:)\s*(?P<v>\w+)", r"weights \g<v>"),
     Habit(r"(?P<at>(?:let\s+)?mut\b)\s*", "let ", "write `let`: no value changes"),
     Habit(
@@ -395,9 +407,7 @@ HABITS = (
         r"\g<word> \g<n> = \g<at>",
     ),
     Habit(r"(?P<word>squeeze|reorder|greedy)\s*(?P<at>\(\s*\))", r"\g<word>"),
-    Habit(
-        r"(?P<word>overlap|exchange)\s*(?P<at>\((?P<a>[^\n]*)\))", r"\g<word> { \g<a> }"
-    ),
+    Habit(r"(?:overlap|exchange)\s*(?P<at>\((?P<a>[^\n]*)\))", r"overlap { \g<a> }"),
     Habit(
         r"(?P<at>[\u00a0\u200b\u2060\ufeff]+)",
         "",

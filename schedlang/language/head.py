@@ -9,7 +9,7 @@ from typing import Any
 from attrs import frozen
 
 from schedlang.schedule.costs import Costs
-from schedlang.schedule.fixed_point import exact_text
+from schedlang.schedule.exact_text import exact_text
 from schedlang.schedule.kinds import INPUT_HALVES, OPS, TRANSFERS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.naming import Names
@@ -78,9 +78,9 @@ def head_lines(head: Head, words: dict[int, str]) -> Iterator[str]:
     for stage in layout.frozen:
         yield f"frozen {stage} .. {stage + 1}"
     if layout.links:
-        yield f"link r on {by_number('r', layout.links)}"
+        yield f"link(r) = {by_number('r', layout.links)}"
     if layout.keepers:
-        yield f"keep r on {by_number('r', layout.keepers)}"
+        yield f"keeper(r) = {by_number('r', layout.keepers)}"
     yield from _weights(head.weights)
     if head.message_type:
         yield f"send {head.message_type}"

@@ -68,7 +68,9 @@ _FUNCTIONS = {
 
 def nearest(name: str, known: Iterable[str], place: Span | None = None) -> Hint | None:
     """The closest known name, if one is close, to put where the other one stands in the program."""
-    close = get_close_matches(name, known, n=1)
+    close = get_close_matches(name, known, n=2)
+    # Who writes `stashed` means `stash` rather than `unstashed`, which has more letters in common.
+    close.sort(key=lambda word: not name.startswith(word))
     return another_word(close[0], place) if close else None
 
 

@@ -16,7 +16,7 @@ from schedlang.language.scopes import FIGURES, Declared, Scopes, is_decimal
 from schedlang.language.sites import WORDS_OF_STAGE
 from schedlang.language.syntax import walk
 from schedlang.on_demand import on_demand
-from schedlang.schedule.schedule import MESSAGE_TYPES
+from schedlang.schedule.schedule import MESSAGE_TYPES, OBJECTIVES, WEIGHT_RULES
 
 if TYPE_CHECKING:
     from schedlang.language.hints import nearest
@@ -38,8 +38,12 @@ _WITHOUT = (
     "without it, the optimizer steps come after all backwards",
 )
 
-#: What an `objective` can be: figures of a timeline.
-OBJECTIVES = ("makespan", "span")
+#: What is chosen by a name that is one of a few, by the word of its item.
+CHOICES: dict[str, tuple[str, Collection[str]]] = {
+    "objective": ("objective", OBJECTIVES),
+    "send": ("type of messages", MESSAGE_TYPES),
+    "weights": ("rule of weights", WEIGHT_RULES),
+}
 #: What has no cost of its own for each microbatch.
 _BY_STAGE = ("U", "overlap", "sum", "gather")
 
@@ -93,18 +97,15 @@ class Checker(Scopes):
                 help=help,
             )
         stages = [item for item in tree.items if isinstance(item, syntax.Stage)]
-        objectives = [item for item in tree.items if isinstance(item, syntax.Objective)]
-        types = [item for item in tree.items if isinstance(item, syntax.Sent)]
-        links = [item for item in tree.items if isinstance(item, syntax.Link)]
-        keeps = [item for item in tree.items if isinstance(item, syntax.Keep)]
-        once = (
-            (orders, "`rank` or `block`"),
-            (stages, "`stage`"),
-            (objectives, "`objective`"),
-            (types, "type of messages"),
-            (links, "`link`"),
-            (keeps, "`keep`"),
-        )
+        once: dict[str, list[syntax.Node]] = {
+            "`rank` or `block`": [*orders],
+            "`stage`": [*stages],
+        }
+        for item in tree.items:
+            match item:
+                case syntax.Choice(word) | syntax.PerRank(word):
+                    called, _ = CHOICES.get(word, (f"`{word}`", ()))
+                    once.setdefault(called, []).append(item)
         ways = [item for item in tree.items if isinstance(item, syntax.Pipeline)]
         for way in ways:
             if way.word != ways[0].word:
@@ -113,7 +114,7 @@ class Checker(Scopes):
                 self.report(
                     "pipelines", message, *labels, help=f"write `{ways[0].word}`"
                 )
-        for parts, words in once:
+        for words, parts in once.items():
             for again in parts[1:]:
                 self.report(
                     "repeated-part",
@@ -186,7 +187,7 @@ class Checker(Scopes):
                 self.op(node, kind, args, _MAY_BE_BARE.get(kind, _ARGUMENTS), scope)
             case syntax.Transfer(direction, passed, args):
                 self.op(node, f"{direction} {passed}", args, _ARGUMENTS, scope)
-            case syntax.Exchange(parts) | syntax.Overlap(parts):
+            case syntax.Overlap(parts):
                 self.block(parts, scope)
             case syntax.Part(_, body):
                 self.block(body.statements, dict(scope))
@@ -260,40 +261,42 @@ class Checker(Scopes):
         match node:
             case syntax.Frozen(expressions.Reference() as model):
                 self.frozen_model(model)
-            case syntax.Recompute(range) | syntax.Frozen(_, syntax.Range() as range):
+            case syntax.Pass(_, syntax.Range() as range) | syntax.Frozen(
+                syntax.Range() as range
+            ):
                 self.bounds(range, scope)
-            case syntax.Weights(rule, stages):
-                if rule.updates is not None:
-                    self.whole(rule.updates, "a number of updates", scope)
+            case syntax.Weights(rule, updates, stages):
+                self.choice("weights", rule)
+                if rule.text == "delay" and updates is None:
+                    message = "`weights delay` without a number of updates"
+                    help = "write `weights delay(1)`"
+                    self.report("wrong-arguments", message, Label(rule.span), help=help)
+                if updates is not None:
+                    self.whole(updates, "a number of updates", scope)
                 if stages is not None:
                     self.bounds(stages, scope)
-            case syntax.Fill(limit):
-                if limit is not None:
-                    self.expression(limit, scope)
-            case syntax.Gather(limit):
-                if limit is not None:
-                    self.whole(limit, "a number of stages", scope)
+            case syntax.Pass("fill", syntax.Node() as limit):
+                self.expression(limit, scope)
+            case syntax.Pass("gather", syntax.Node() as limit):
+                self.whole(limit, "a number of stages", scope)
+            case syntax.PerRank("link" | "keeper" as word, indices, value):
+                self.cost(node)
+                what = f"the number of a {'rank' if word == 'keeper' else word}"
+                self.whole(value, what, self.inner(scope, *(indices or ())))
             case syntax.Cost(_, indices, value):
                 self.cost(node)
                 self.expression(value, self.inner(scope, *(indices or ())))
-            case syntax.Capacity(rank, value):
-                self.expression(value, self.inner(scope, rank) if rank else scope)
-            case syntax.Link(name, number):
-                self.whole(number, "the number of a link", self.inner(scope, name))
-            case syntax.Keep(name, keeper):
-                self.whole(keeper, "the number of a rank", self.inner(scope, name))
-            case syntax.Edge(name, range, earlier, later):
+            case syntax.Edge(_, name, range, earlier, later):
                 self.bounds(range, scope)
                 inner = self.inner(scope, name)
                 self.whole(earlier, "the number of a stage", inner)
                 self.whole(later, "the number of a stage", inner)
-            case syntax.Objective(name):
-                self.choice("objective", name, OBJECTIVES)
-            case syntax.Sent(name):
-                self.choice("type of messages", name, MESSAGE_TYPES)
+            case syntax.Choice(word, name):
+                self.choice(word, name)
 
-    def choice(self, what: str, name: syntax.Name, names: Collection[str]) -> None:
-        """Check a name that is one of a few."""
+    def choice(self, word: str, name: syntax.Name) -> None:
+        """Check a name that is one of a few, behind a word."""
+        what, names = CHOICES[word]
         if name.text not in names:
             known = " or ".join(f"`{each}`" for each in names)
             help = nearest(name.text, names, name.span) or f"it is {known}"
@@ -314,13 +317,16 @@ class Checker(Scopes):
         """Check the indices of a cost."""
         forms: dict[int, str] = {1: "(s)"}
         is_memory = isinstance(cost, syntax.Memory)
-        if cost.word == "send" and not is_memory:
+        item = f"{'memory' if is_memory else 'cost'} {cost.word}"
+        if isinstance(cost, syntax.PerRank):
+            item = cost.word
+            forms = {1: "(r)"}
+        elif cost.word == "send" and not is_memory:
             forms = {2: "(r, q)"}
         elif cost.word not in (*_BY_STAGE, "send"):
             forms |= {2: "(s, m)", 3: "(s, m, k)"} if self.has_slices else {2: "(s, m)"}
         if cost.indices is None or len(cost.indices) in forms:
             return
-        item = f"{'memory' if is_memory else 'cost'} {cost.word}"
         known = " or ".join(f"`{item}{form}`" for form in ("", *forms.values()))
         message = f"`{item}` with {counted(len(cost.indices), 'name')}"
         labels = Label(Span(cost.indices[0].span.start, cost.indices[-1].span.end))

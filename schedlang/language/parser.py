@@ -127,8 +127,7 @@ class _Builder(Transformer[Token, Any]):
             "indices",
             "args",
             "elements",
-            "ops",
-            "transfers",
+            "together",
             "rows",
             "placed_ops",
             "microbatches",
@@ -142,8 +141,6 @@ class _Builder(Transformer[Token, Any]):
             return expressions.Binary(_BINARY[rule], *children, span=span)
         if rule in _UNARY:
             return expressions.Unary(_UNARY[rule], *children, span=span)
-        if rule == "own_stage":
-            return expressions.OwnStage(*children, span=span)
         if rule in ("list", "param_list"):
             name, length, values = children
             is_param = rule == "param_list"
@@ -154,10 +151,7 @@ class _Builder(Transformer[Token, Any]):
         if rule == "op":
             kind, args = children
             return syntax.Op(kind, args or (), span=span)
-        if rule == "exchanged":
-            *words, args = children
-            return syntax.Op(" ".join(words), args, span=span)
-        return _NODES[rule](*children, span=span)
+        return _NODES[rule.replace("_", "")](*children, span=span)
 
     def __default_token__(self, token: Token) -> str:
         return str(token)

@@ -17,7 +17,7 @@ from lark.exceptions import UnexpectedToken
 from lark.parsers.lalr_parser_state import ParserState
 
 from schedlang.diagnostics.diagnostic import Diagnostic, counted
-from schedlang.diagnostics.repair import Edit, Hint, another_word
+from schedlang.diagnostics.repair import Edit, Hint, Repair, another_word
 from schedlang.diagnostics.source import Label, Source, Span
 from schedlang.language.grammar import (
     END,
@@ -28,7 +28,7 @@ from schedlang.language.grammar import (
     tokens_of,
     words,
 )
-from schedlang.language.habits import HABITS, Habit
+from schedlang.language.habits import FORMER, HABITS, Habit
 from schedlang.schedule.kinds import OPS
 
 #: The parser between two tokens.
@@ -68,6 +68,18 @@ def syntax_errors(source: Source, rule: str, start: int) -> list[Diagnostic]:
     recovery = _Recovery(source, start, _tokens(source.text[start:]), begin(rule))
     recovery.run()
     return list(recovery.diagnostics())
+
+
+def with_forms_of_today(source: Source, rule: str) -> Source:
+    """A text with the forms that the language had before rewritten; as it is if it has other
+    mistakes.
+    """
+    recovery = _Recovery(source, 0, _tokens(source.text), begin(rule))
+    recovery.run()
+    if any(mistake.kind not in FORMER for mistake in recovery.mistakes):
+        return source
+    edits = tuple(edit for mistake in recovery.mistakes for edit in mistake.edits)
+    return Repair("", edits).apply(source)
 
 
 def mended_tokens(source: Source, rule: str, start: int) -> list[Token]:
@@ -691,9 +703,7 @@ def _near(token: Token, accepted: frozenset[str]) -> Iterator[str]:
     for text, name in known.items():
         if text.lower() == token.lower():
             yield name
-    close = get_close_matches(token.lower(), known, n=2)
-    # Who writes `stashed` means `stash` rather than `unstashed`, which has more letters in common.
-    for text in sorted(close, key=lambda text: not token.lower().startswith(text)):
+    for text in get_close_matches(token.lower(), known, n=2):
         yield known[text]
 
 

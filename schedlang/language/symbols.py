@@ -175,13 +175,13 @@ def _own_names(node: syntax.Node) -> tuple[syntax.Name, ...]:
             return microbatches
         case syntax.Cost(_, indices):
             return indices or ()
-        case syntax.Capacity(name):
-            return (name,) if name else ()
         case (
-            syntax.Rank(name) | syntax.Stage(name) | syntax.For(name) | syntax.Row(name)
+            syntax.Rank(name)
+            | syntax.Stage(name)
+            | syntax.For(name)
+            | syntax.Row(name)
+            | syntax.Edge(_, name)
         ):
-            return (name,)
-        case syntax.Link(name) | syntax.Keep(name) | syntax.Edge(name):
             return (name,)
     return ()
 

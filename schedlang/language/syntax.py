@@ -174,36 +174,12 @@ class Placed(Node):
 
 @frozen(eq=False, repr=False)
 class Pass(Node):
-    """`squeeze`, forget the slots and keep the order; `reorder`, pull ops forward into bubbles; or
-    `greedy`, run the most urgent op that is ready.
+    """A pass and what it is given: `squeeze`, `reorder` and `greedy` nothing, `fill W` and `gather`
+    a limit or nothing, `recompute` a range of stages.
     """
 
     name: str
-
-
-@frozen(eq=False, repr=False)
-class Fill(Node):
-    """`fill W`: put weight gradients where they cost least; with `within limit`, and forwards as
-    memory allows.
-    """
-
-    limit: Node | None
-
-
-@frozen(eq=False, repr=False)
-class Gather(Node):
-    """`gather`: write the gathers and sums of all stages; with `within limit`, so that at most so
-    many stages of a rank are gathered at once.
-    """
-
-    limit: Node | None
-
-
-@frozen(eq=False, repr=False)
-class Recompute(Node):
-    """`recompute range`: run forwards of these stages again before their backwards."""
-
-    range: Range
+    given: Node | None = None
 
 
 @frozen(eq=False, repr=False)
@@ -218,18 +194,13 @@ class Part(Node):
 
 @frozen(eq=False, repr=False)
 class Weights(Node):
-    """`weights rule on range`: which version of their weights some stages read, or all of them."""
+    """`weights rule on range`, or `weights rule(updates) on range`: which version of their weights
+    some stages read, or all of them.
+    """
 
-    rule: Rule
+    rule: Name
+    updates: Node | None
     stages: Range | None
-
-
-@frozen(eq=False, repr=False)
-class Rule(Node):
-    """`latest`, `stash`, `unstashed`, or `delay updates`."""
-
-    name: str
-    updates: Node | None = None
 
 
 @frozen(eq=False, repr=False)
@@ -265,47 +236,30 @@ class Memory(Cost):
 
 
 @frozen(eq=False, repr=False)
-class Capacity(Node):
-    """`capacity = 80000000000`, or `capacity(r) = …` per rank: the bytes that it has room for."""
-
-    rank: Name | None
-    value: Node
-
-
-@frozen(eq=False, repr=False)
-class Objective(Node):
-    """`objective span`: what passes minimise."""
-
-    name: Name
+class PerRank(Cost):
+    """`capacity(r) = …`, the bytes that rank r has room for; `link(r) = …`, the link to the host
+    that its copies take; or `keeper(r) = …`, the rank that keeps what it offloads, in place of the
+    host. Without `(r)`, the value is that of all ranks.
+    """
 
 
 @frozen(eq=False, repr=False)
-class Sent(Node):
-    """`send bf16`: the type to which messages between ranks are rounded."""
+class Choice(Node):
+    """`objective span`: what passes minimise; or `send bf16`: the type to which messages between
+    ranks are rounded.
+    """
 
+    word: str
     name: Name
-
-
-@frozen(eq=False, repr=False)
-class Link(Node):
-    """`link name on expr`: the link to the host that each rank's copies take."""
-
-    name: Name
-    number: Node
-
-
-@frozen(eq=False, repr=False)
-class Keep(Node):
-    """`keep name on expr`: the rank that keeps what each rank offloads, in place of the host."""
-
-    name: Name
-    keeper: Node
 
 
 @frozen(eq=False, repr=False)
 class Edge(Node):
-    """`edge name in range from earlier to later`: where what some stages make goes to."""
+    """`edge name in range from earlier to later`: where what some stages make goes to; or `skip
+    name …`: where something else than that goes to.
+    """
 
+    word: str
     name: Name
     range: Range
     earlier: Node
@@ -313,20 +267,12 @@ class Edge(Node):
 
 
 @frozen(eq=False, repr=False)
-class Skip(Edge):
-    """`skip name in range from earlier to later`: what some stages make goes also to later ones."""
-
-
-@frozen(eq=False, repr=False)
 class Frozen(Node):
     """`frozen range`: the weights of these stages do not change; or `frozen model`, those of a
     model.
-
-    `frozen s in range` has a name that nothing uses.
     """
 
-    name: Node | None
-    range: Range | None = None
+    stages: Node
 
 
 @frozen(eq=False, repr=False)
@@ -383,13 +329,6 @@ class Transfer(Node):
 
 @frozen(eq=False, repr=False)
 class Overlap(Node):
-    """`overlap { … }`: ops that run as one."""
+    """`overlap { … }`: ops that run as one, or transfers that are issued as one batch."""
 
-    ops: tuple[Op, ...]
-
-
-@frozen(eq=False, repr=False)
-class Exchange(Node):
-    """`exchange { … }`: transfers issued as one batch."""
-
-    transfers: tuple[Transfer, ...]
+    together: tuple[Op, ...] | tuple[Transfer, ...]

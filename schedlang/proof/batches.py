@@ -3,7 +3,8 @@
 import numpy as np
 
 from schedlang.diagnostics.diagnostic import CompileError
-from schedlang.schedule.columns import Columns, Ints
+from schedlang.schedule.arrays import Ints
+from schedlang.schedule.columns import Columns
 from schedlang.schedule.findings import Finding, diagnose
 from schedlang.schedule.schedule import Schedule
 
@@ -21,7 +22,7 @@ def check_sizes(schedule: Schedule, most: float) -> None:
             f"rank {rank} issues {size:,} transfers as one batch, "
             f"from `{schedule.name_of(rank, index)}` on; NCCL may hang with more than {most:g}"
         )
-        help = "write several `exchange`, with the same transfers in each on both ranks"
+        help = "write several `overlap`, with the same transfers in each on both ranks"
         place = int(columns.source[row])
         findings.append(Finding("batch-size", message, rank, place, help=help))
     if findings:

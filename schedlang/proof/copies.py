@@ -6,7 +6,8 @@ import numpy as np
 
 from schedlang.proof.structure import unit_slots
 from schedlang.proof.threads import Threads
-from schedlang.schedule.columns import STREAMS, is_any
+from schedlang.schedule.arrays import is_any
+from schedlang.schedule.columns import STREAMS
 from schedlang.schedule.findings import Finding
 from schedlang.schedule.kinds import AWAY, BACK, MEETS, OF_STAGE, REPEATS
 from schedlang.schedule.schedule import Schedule
@@ -43,7 +44,7 @@ def wrong_structure(schedule: Schedule) -> list[Finding]:
         (never_away, "reloaded, and never offloaded"),
         (
             to_itself,
-            "offloaded, and the rank keeps its own: `keep` must name another one",
+            "offloaded, and the rank keeps its own: `keeper` must name another one",
         ),
     )
     # The first is that of the stage and microbatch whose ops begin first.

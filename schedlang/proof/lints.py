@@ -42,7 +42,7 @@ def _asymmetric(schedule: Schedule) -> Iterator[Finding]:
     batched = _parts(schedule, batched=True)
     batches = {pair: {words for _, words in parts} for pair, parts in batched.items()}
     help = (
-        "on both ranks, put the same transfers into one `exchange`: some libraries end a batch "
+        "on both ranks, put the same transfers into one `overlap`: some libraries end a batch "
         "only as a whole"
     )
     for (rank, peer), parts in batched.items():

@@ -26,11 +26,11 @@ from schedlang.python.places import Script, caller
 from schedlang.python.text import NAMES, Call, Text, program_text
 from schedlang.schedule.actions import is_update
 from schedlang.schedule.costs import UNIT, Costs, check_costs
-from schedlang.schedule.fixed_point import exact_text
+from schedlang.schedule.exact_text import exact_text
 from schedlang.schedule.kinds import OF_STAGE, OPS, TRANSFERS, Kind
 from schedlang.schedule.layout import Layout, Pipeline, of_graph
 from schedlang.schedule.layout_rules import WrongLayout, wrong_with
-from schedlang.schedule.schedule import WEIGHT_RULES
+from schedlang.schedule.schedule import MESSAGE_TYPES, WEIGHT_RULES
 from schedlang.schedule.transports import PORTABLE
 
 #: How stages may be placed by a word, as torch names it: rank by rank again and again, or to the
@@ -39,7 +39,7 @@ Style = Literal["loop", "v"]
 
 #: The rules by which stages may read their weights that are one word, and all of them for messages.
 _WORD_RULES = [name for name in WEIGHT_RULES if name != "delay"]
-_RULES = f"{', '.join(map(repr, _WORD_RULES))} or 'delay 1'"
+_RULES = f"{', '.join(map(repr, _WORD_RULES))} or 'delay(1)'"
 
 
 class Builder:
@@ -72,8 +72,9 @@ class Builder:
     `frozen` are stages whose weights do not change, of which ops that they have no use for are left
     out; `links[r]` is the link to the host of rank r, by default each has its own; `keepers[r]` is
     the rank that keeps what rank r offloads, by default its host does. `weights` is "latest",
-    "stash", "unstashed" or "delay 1", or a list of these with one for each stage. `costs` are those
-    of the program: times and memory; others, as bytes, are for `compile`.
+    "stash", "unstashed" or "delay(1)", or a list of these with one for each stage. `message_type`
+    is "bf16" or "fp16" where messages between ranks are rounded. `costs` are those of the program:
+    times and memory; others, as bytes, are for `compile`.
 
     Ops take a rank and a microbatch, both counted from 0; a `stage` where the rank holds several;
     and a `slice` where there are slices. TypeError or ValueError names a wrong argument, at once.
@@ -96,6 +97,7 @@ class Builder:
         links: Sequence[int] = (),
         keepers: Sequence[int] = (),
         weights: str | Sequence[str] = "latest",
+        message_type: str = "",
         costs: Costs = UNIT,
     ) -> None:
         check_type("name", name, str, "text")
@@ -145,14 +147,14 @@ class Builder:
         _check_program_costs(costs)
         costs.check(layout)
         rules = _weights(weights, len(layout.placement))
-        self._head = Head(name, ranks, microbatches, layout, rules, costs)
+        check_choice("message_type", message_type, ["", *MESSAGE_TYPES])
+        self._head = Head(name, ranks, microbatches, layout, rules, costs, message_type)
         self._calls: list[list[Call]] = [[] for _ in range(ranks)]
         # What is wrong with the schedule as a whole is said of the line that makes the Builder.
         self._begin = caller()
         self._part = ""
         self._group = 0
         self._groups = 0
-        self._together = ""
         self._plan: Plan | None = None
 
     def __repr__(self) -> str:
@@ -339,25 +341,27 @@ class Builder:
             self._part,
             caller(),
         )
-        if self._together == "overlap" and kind in TRANSFERS:
-            raise ValueError(
-                "`overlap` is for ops that compute: sends and receives take `exchange`"
-            )
-        if self._together == "exchange" and kind not in TRANSFERS:
-            raise ValueError("`exchange` is for sends and receives: ops take `overlap`")
+        for before in self._calls[rank][-1:] if self._group else ():
+            is_mixed = (before.kind in TRANSFERS) != (kind in TRANSFERS)
+            if before.group == self._group and is_mixed:
+                raise ValueError(
+                    "`overlap` is for ops that compute, or for sends and receives: write two"
+                )
         self._calls[rank].append(call)
 
     @contextmanager
     def overlap(self) -> Iterator[None]:
-        """The ops that a rank is given within run as one: `with b.overlap(): …`."""
-        with self._issued_as_one("overlap"):
+        """The ops that a rank is given within run as one: `with b.overlap(): …`. Sends and receives
+        are issued as one batch.
+        """
+        if self._group:
+            raise ValueError("`overlap` stands in `overlap`: they do not nest")
+        self._groups += 1
+        self._group = self._groups
+        try:
             yield
-
-    @contextmanager
-    def exchange(self) -> Iterator[None]:
-        """The sends and receives that a rank is given within are issued as one batch."""
-        with self._issued_as_one("exchange"):
-            yield
+        finally:
+            self._group = 0
 
     @contextmanager
     def warmup(self) -> Iterator[None]:
@@ -472,21 +476,6 @@ class Builder:
             return None
         check_whole("slice", slice, 0, slices - 1)
         return slice
-
-    @contextmanager
-    def _issued_as_one(self, together: str) -> Iterator[None]:
-        if self._together:
-            raise ValueError(
-                f"`{together}` stands in `{self._together}`: they do not nest"
-            )
-        self._groups += 1
-        self._group = self._groups
-        self._together = together
-        try:
-            yield
-        finally:
-            self._group = 0
-            self._together = ""
 
     @contextmanager
     def _in_part(self, part: str) -> Iterator[None]:
@@ -670,7 +659,7 @@ def _weights(weights: str | Sequence[str], stages: int) -> list[str]:
         )
     for rule in rules:
         check_type("weights", rule, str, _RULES)
-        if rule not in _WORD_RULES and not re.fullmatch(r"delay \d{1,9}", rule):
+        if rule not in _WORD_RULES and not re.fullmatch(r"delay\(\d{1,9}\)", rule):
             raise ValueError(f"`weights` is {rule!r}: it must be {_RULES}")
     return list(rules)
 

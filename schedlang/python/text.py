@@ -10,7 +10,7 @@ from attrs import define, field, frozen
 
 from schedlang.language.head import Head, head_lines, shifted, stage_text, words_for
 from schedlang.python.places import Place
-from schedlang.schedule.kinds import TRANSFERS, Kind
+from schedlang.schedule.kinds import Kind
 
 #: The most characters of a line.
 _WIDTH = 100
@@ -181,7 +181,7 @@ class _Writer:
     def item(self, depth: int, item: Item, first: int | None) -> None:
         """Append calls that are issued as one, or one; in a loop from microbatch `first` on."""
         if len(item) > 1:
-            self.word(depth, "exchange {" if item[0].kind in TRANSFERS else "overlap {")
+            self.word(depth, "overlap {")
         for call in item:
             start = self.word(depth, self.call(call, first))
             self.places[start] = call.place

@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 from attrs import field, frozen
 
-from schedlang.schedule.columns import Flags, Ints, is_any
+from schedlang.schedule.arrays import Flags, Ints, is_any
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.findings import Finding
 from schedlang.schedule.kinds import MAKERS, REPEATS, STEPS, USES_WEIGHTS, Kind
@@ -23,7 +23,7 @@ from schedlang.schedule.schedule import Schedule
 #                   F0  F1  B0  U   F2  B1  U   F3  B2  U
 #     updates done   0   0   0       1   1       2   2
 #     update         0   1   0       2   1       3   2
-#     delay 1        0   0   0       1   0       2   1
+#     delay(1)       0   0   0       1   0       2   1
 #     stash          0   0   0       1   0       2   1
 #     latest         0   0   0       1   1!      2   2!      not what the forward read
 #     unstashed      0   0   0       1   1       2   2
@@ -249,7 +249,7 @@ class _Reads:
             op,
             f"reads version {self.version[op]} of the weights, the first of its update read "
             f"{first}",
-            "let all microbatches of an update read the same version: `weights delay 1`",
+            "let all microbatches of an update read the same version: `weights delay(1)`",
         )
 
     def _unlike_the_forward(self, op: int) -> Finding:
@@ -257,7 +257,7 @@ class _Reads:
             "weight-version",
             op,
             f"reads version {self.done[op]} of the weights, its forward read {self.of_forward[op]}",
-            "keep what the forward read: `weights stash`, or `weights delay 1`",
+            "keep what the forward read: `weights stash`, or `weights delay(1)`",
         )
 
     def _wrong_read(self, code: str, op: int, does: str, help: str) -> Finding:

@@ -56,7 +56,7 @@ def loops(rng: random.Random) -> str:
         a, b = steady[at : at + 2]
         both_transfers = all(each[:4] in ("send", "recv") for each in (a, b))
         steady[at : at + 2] = (
-            [f"exchange {{ {a} {b} }}"]
+            [f"overlap {{ {a} {b} }}"]
             if both_transfers and rng.random() < 0.5
             else [b, a]
         )
@@ -276,7 +276,7 @@ def test_loop_variables_are_those_of_the_op_that_a_transfer_comes_from() -> None
     stream = """schedule s {
     param ranks = 2
     param microbatches = 2
-    weights delay 1
+    weights delay(1)
     rank r {
         let w = ranks - 1 - r
         warmup { for m in 0 .. w { recv F(m)  F(m)  send F(m) } }
@@ -434,7 +434,7 @@ def test_an_empty_exchange_is_no_obstacle() -> None:
     text = """schedule s {
     param ranks = 2
     param microbatches = 1
-    rank r { recv F(0)  F(0)  exchange { }  if r == 1 { send F(0) }  recv B(0)  B(0)  send B(0) }
+    rank r { recv F(0)  F(0)  overlap { }  if r == 1 { send F(0) }  recv B(0)  B(0)  send B(0) }
 }
 """
     found = advice(Source("s.sched", text), {})

@@ -15,13 +15,10 @@ from schedlang.language.loading import load
 from tests.support.commands import exit_code, output
 from tests.support.paths import GALLERY, PROGRAMS
 
-#: The items of a program that change the order of its ops, or which ops there are.
-PASSES = (syntax.Pass, syntax.Fill, syntax.Recompute)
-
 
 def has_pass(path: Path) -> bool:
     _, tree = load(read_source(path))
-    return any(isinstance(item, PASSES) for item in tree.items)
+    return any(isinstance(item, syntax.Pass) for item in tree.items)
 
 
 WITH_PASSES = [path for path in GALLERY if has_pass(path)]

@@ -55,7 +55,7 @@ def test_the_form_of_a_word_is_right(keyword: str, form: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "keyword", ["BLOCK", "COST", "FN", "LINK", "MEMORY", "PIPELINE", "SKIP"]
+    "keyword", ["BLOCK", "COST", "EDGE", "FN", "MEMORY", "PIPELINE", "SKIP"]
 )
 def test_an_item_that_is_wrong_shows_its_form(keyword: str) -> None:
     item = FORMS[keyword].replace("…", "")

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from schedlang import CompileError, Kind, Plan, compile
 from schedlang.runtime.communicators import warm_up
 from schedlang.runtime.parts.edge_wire import EdgeWire
-from schedlang.runtime.processes import Processes, processes_of
+from schedlang.runtime.processes import Processes, all_processes
 from schedlang.schedule.actions import is_transfer
 from tests.gpu.checks import Said, check, device, join, rank
 
@@ -40,7 +40,7 @@ schedule batch {
     param ranks = 2
     param microbatches = 2
     rank r {
-        if r == 0 { F(0) send F(0) F(1) exchange { send F(1) recv B(0) } B(0) recv B(1) B(1) }
+        if r == 0 { F(0) send F(0) F(1) overlap { send F(1) recv B(0) } B(0) recv B(1) B(1) }
         else { recv F(0) F(0) B(0) %s F(1) B(1) send B(1) }
     }
 }
@@ -83,7 +83,7 @@ _RECEIVES_FIRST = """
 #: By name: the ranks, and the program with what it does in its own way, and in its twin's.
 CASES = {
     "order": (2, ORDER, "send F(1) recv B(0)", "recv B(0) send F(1)"),
-    "batch": (2, BATCH, "send B(0) recv F(1)", "exchange { send B(0) recv F(1) }"),
+    "batch": (2, BATCH, "send B(0) recv F(1)", "overlap { send B(0) recv F(1) }"),
     "ring": (3, RING, _SENDS_FIRST, _RECEIVES_FIRST),
 }
 
@@ -188,7 +188,7 @@ def _compare(
     expected = verdict(text, transport)
     # The actions are the program's own: on every transport the same.
     plan = compile(text, transport="gloo")
-    processes = processes_of(None)
+    processes = all_processes()
     wire = None
     if transport == "nccl-edge":
         watchdog: Any = _NoWatchdog()

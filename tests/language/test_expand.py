@@ -178,7 +178,7 @@ def test_stage_is_a_chunk_of_the_rank() -> None:
         schedule("F(f(0), 0)", f"{v_shape} fn f(c) = stage(c)", ranks=2)
 
 
-@pytest.mark.parametrize("line", ["stage s in 0 .. 2 on s", "link r on 0"])
+@pytest.mark.parametrize("line", ["stage s in 0 .. 2 on s", "link(r) = 0"])
 def test_a_line_needs_the_parameters_above_it(line: str) -> None:
     source = Source(
         "s.sched",
@@ -233,7 +233,7 @@ def test_u_steps_one_stage_or_all() -> None:
 
 
 def test_batches_and_their_order() -> None:
-    text = "exchange { send F(0) recv B(1) } recv F(0) exchange { send B(0) }"
+    text = "overlap { send F(0) recv B(1) } recv F(0) overlap { send B(0) }"
     assert (
         order(text, "stage s in 0 .. 1 on 0") == "(0SEND_F0;0RECV_B1) 0RECV_F0 0SEND_B0"
     )

@@ -182,6 +182,41 @@ def test_the_style(written: str, wanted: str) -> None:
     assert check(written) == wanted
 
 
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("former", "today"),
+    [
+        ("link r on r / 2", "link(r) = r / 2\n"),
+        (
+            "schedule s { keep r on 1 - r # keep r on 0\n}",
+            "schedule s {\n    keeper(r) = 1 - r  # keep r on 0\n}\n",
+        ),
+        ("weights delay 1", "weights delay(1)\n"),
+        ("weights delay -1", "weights delay(-1)\n"),
+        (
+            "weights delay ranks - half(2) on 0 .. ranks",
+            "weights delay(ranks - half(2)) on 0 .. ranks\n",
+        ),
+        ("frozen s in 0 .. ranks", "frozen 0 .. ranks\n"),
+        (
+            "rank r { exchange { send F(0) recv B(0) } exchange{recv B(1)} }",
+            "rank r { overlap { send F(0)  recv B(0) }  overlap { recv B(1) } }\n",
+        ),
+    ],
+)
+def test_forms_that_the_language_had_before_become_those_of_today(
+    former: str, today: str
+) -> None:
+    assert text_of(former) == today
+
+
+def test_former_forms_beside_another_mistake_stay() -> None:
+    with pytest.raises(
+        CompileError, match=r"write `link\(r\) =`, as `schedc fmt` does"
+    ):
+        text_of("link r on 0\nlet a = ")
+
+
 def test_lines_one_below_the_other_are_brought_into_line() -> None:
     written = "rank r {\nrepeat a { U }\nrepeat a + b { U }\nfor m in 0..1 { U }\n}"
     lines = text_of(written).splitlines()

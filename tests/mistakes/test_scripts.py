@@ -56,10 +56,11 @@ def nested(b: Builder, outer: str, inner: str) -> None:
         pass
 
 
-def within(b: Builder, group: str, method: str) -> None:
-    """An op within a group."""
+def within(b: Builder, group: str, *methods: str) -> None:
+    """Ops within a group."""
     with getattr(b, group)():
-        getattr(b, method)(0, 0)
+        for method in methods:
+            getattr(b, method)(0, 0)
 
 
 def of_compiler() -> dict[str, Any]:

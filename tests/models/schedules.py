@@ -28,7 +28,7 @@ SPLIT_RECOMPUTE = """schedule split_recompute {
 LATE_SPLIT = """schedule late_split {
     param ranks = 3
     param microbatches = 2
-    weights delay 1
+    weights delay(1)
     rank r {
         let ahead = ranks - 1 - r
         warmup { for m in 0 .. ahead { F(m) } }

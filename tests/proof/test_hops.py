@@ -154,7 +154,7 @@ def test_what_stands_behind_the_end_of_weights_begins_after_it() -> None:
 
 def test_hops_are_in_no_exchange_and_no_stream() -> None:
     exchange = HOME.replace(
-        "send weights(lane(0, 0))", "exchange { send weights(lane(0, 0)) }"
+        "send weights(lane(0, 0))", "overlap { send weights(lane(0, 0)) }"
     )
     message = "error[overlap]: `send weights` goes on beside what follows by itself: it stands alone\n"
     assert wrong(exchange).startswith(message)

@@ -46,7 +46,7 @@ TWO_WAYS = """schedule two_ways {
     param ranks = 2  param microbatches = 2
     pipeline down runs microbatches / 2  stage s in 0 .. ranks on s
     pipeline up runs microbatches / 2  stage s in 0 .. ranks on ranks - 1 - s
-    weights delay 4
+    weights delay(4)
     rank r {
         warmup { }
         steady { F(down(r), 0) F(up(1 - r), 0) B(down(r), 0) B(up(1 - r), 0) U }

@@ -47,7 +47,7 @@ def test_written_transfers_that_cross_are_to_be_exchanged(first: str) -> None:
     (told,) = caught.value.diagnostics
     assert (told.code, told.message) == ("deadlock", "ranks 0-1 wait for each other")
     assert told.help == (
-        "issue transfers that cross as one batch, `exchange { … }`, or in one order on both ranks"
+        "issue transfers that cross as one batch, `overlap { … }`, or in one order on both ranks"
     )
 
 

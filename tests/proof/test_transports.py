@@ -540,8 +540,8 @@ MANY = """schedule many {
     param ranks = 2
     param microbatches = 4
     rank r {
-        if r == 0 { for m in 0 .. microbatches { F(m) } exchange { %s } }
-        if r == 1 { exchange { %s } for m in 0 .. microbatches { F(m) } }
+        if r == 0 { for m in 0 .. microbatches { F(m) } overlap { %s } }
+        if r == 1 { overlap { %s } for m in 0 .. microbatches { F(m) } }
     }
 }
 """

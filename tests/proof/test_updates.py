@@ -42,11 +42,11 @@ def read_again(plan: Plan, folder: Path) -> Plan:
 @pytest.mark.parametrize(
     ("weights", "rule"),
     [
-        ("weights delay 1", "delay 1"),
-        ("weights delay 3", "delay 3"),
-        ("weights delay 0", "delay 0"),
+        ("weights delay(1)", "delay(1)"),
+        ("weights delay(3)", "delay(3)"),
+        ("weights delay(0)", "delay(0)"),
         ("weights stash", "stash"),
-        ("weights delay 2  weights latest on 1 .. 2", "delay 2"),
+        ("weights delay(2)  weights latest on 1 .. 2", "delay(2)"),
     ],
 )
 @pytest.mark.parametrize("order", [FLUSH, "repeat microbatches { F(next) }"])
@@ -72,7 +72,7 @@ def test_a_plan_file_with_weights_that_nobody_updates(tmp_path: Path) -> None:
 
 def test_some_stages_that_are_not_updated() -> None:
     wrong = refused(
-        LATE.format(weights="weights delay 1", order=FLUSH + " if r == 1 { U }")
+        LATE.format(weights="weights delay(1)", order=FLUSH + " if r == 1 { U }")
     )
     assert wrong.message == "stage 0 never makes update 0, others do"
 
@@ -82,7 +82,7 @@ def test_replicas_with_weights_that_nobody_updates() -> None:
         param ranks = 2  param microbatches = 4
         pipeline down runs microbatches / 2  stage s in 0 .. ranks on s
         pipeline up runs microbatches / 2  stage s in 0 .. ranks on ranks - 1 - s
-        weights delay 1 on 2 .. 4
+        weights delay(1) on 2 .. 4
         rank r {
             for m in 0 .. microbatches / 2 { F(down(r), m)  B(down(r), m) }
             for m in 0 .. microbatches / 2 { F(up(ranks - 1 - r), m)  B(up(ranks - 1 - r), m) }
@@ -90,11 +90,11 @@ def test_replicas_with_weights_that_nobody_updates() -> None:
     }"""
     assert (
         refused(text).message
-        == "stage up(0) never makes update 0, and has `weights delay 1`"
+        == "stage up(0) never makes update 0, and has `weights delay(1)`"
     )
 
 
-@pytest.mark.parametrize("weights", ["weights delay 1", "weights stash"])
+@pytest.mark.parametrize("weights", ["weights delay(1)", "weights stash"])
 def test_what_evaluates_reads_the_newest_weights(weights: str) -> None:
     """Of a training program with late weights, the inference plan has no rule."""
     text = LATE.format(weights=weights, order=FLUSH + " U")
@@ -164,11 +164,11 @@ REPLICAS = """schedule replicas {{
     ("weights", "version"),
     [
         (
-            "weights delay 1 on 0 .. 2",
+            "weights delay(1) on 0 .. 2",
             "`up(0)F1` reads version 1 of the weights, stage down(0) version 0",
         ),
         (
-            "weights delay 1 on 2 .. 4",
+            "weights delay(1) on 2 .. 4",
             "`up(0)F1` reads version 0 of the weights, stage down(0) version 1",
         ),
     ],
@@ -279,7 +279,7 @@ def test_replicas_of_which_one_runs_ahead() -> None:
     text = REPLICAS.format(weights="weights stash", warmup="F(down(r), 0)", ahead=1)
     with pytest.raises(CompileError, match="they are replicas"):
         compile(Source("s.sched", text))
-    late = REPLICAS.format(weights="weights delay 1", warmup="F(down(r), 0)", ahead=1)
+    late = REPLICAS.format(weights="weights delay(1)", warmup="F(down(r), 0)", ahead=1)
     assert compile(Source("s.sched", late)).layout.updates > 1
 
 

@@ -25,7 +25,7 @@ from schedlang.extras.prove.sets.proofs import prove_for_all_ranks
 from schedlang.extras.prove.sets.sets_certificate import certificate_of
 from schedlang.extras.prove.sets.statements import UPDATES, with_digits
 from schedlang.extras.prove.sets.wording import condition_text
-from schedlang.files.reading import source_of
+from schedlang.files.sources import source_of
 from schedlang.language import syntax
 from schedlang.language.expand import check_text
 from schedlang.language.loading import load
@@ -384,10 +384,10 @@ def test_a_number_of_ranks_that_is_given_is_that_of_first_uses() -> None:
 def test_transfers_out_of_order_are_refuted_where_ranks_block() -> None:
     text = source_of("1f1b_explicit").text
     text = text.replace(
-        "exchange { send F(m)  recv B(m - warmup) }", "send F(m)  recv B(m - warmup)"
+        "overlap { send F(m)  recv B(m - warmup) }", "send F(m)  recv B(m - warmup)"
     )
     text = text.replace(
-        "exchange { send B(m - warmup)  recv F(m + 1) }",
+        "overlap { send B(m - warmup)  recv F(m + 1) }",
         "send B(m - warmup)  recv F(m + 1)",
     )
     assert disagreements(text, 4, 6) == []
@@ -478,12 +478,12 @@ def test_claims_with_decimals_are_held_against_closed_forms(
             "(ranks == 1 and microbatches >= 2) or (microbatches == 1 and ranks <= 2)",
         ),
         ("weights unstashed", "ranks <= 1 + microbatches"),
-        ("weights delay 2", "ranks <= 1 + microbatches"),
-        ("weights delay ranks - 2", "3 <= ranks <= 1 + microbatches"),
-        ("weights delay 1 on 0 .. ranks - 1", "ranks <= 1 + microbatches"),
-        ("weights delay 1 on 0 .. 2", "2 <= ranks <= 3 and ranks <= 1 + microbatches"),
+        ("weights delay(2)", "ranks <= 1 + microbatches"),
+        ("weights delay(ranks - 2)", "3 <= ranks <= 1 + microbatches"),
+        ("weights delay(1) on 0 .. ranks - 1", "ranks <= 1 + microbatches"),
+        ("weights delay(1) on 0 .. 2", "2 <= ranks <= 3 and ranks <= 1 + microbatches"),
         (
-            "weights delay 1\n weights stash on 0 .. ranks / 2",
+            "weights delay(1)\n weights stash on 0 .. ranks / 2",
             "ranks == 1 or (ranks == 1 + microbatches and microbatches <= 2)",
         ),
         ("", "ranks == 1"),
@@ -493,7 +493,7 @@ def test_claims_with_decimals_are_held_against_closed_forms(
 def test_where_every_op_reads_the_weights_that_its_rule_says(
     rules: str, where: str
 ) -> None:
-    text = source_of("pipedream_2bw").text.replace("weights delay 1", rules)
+    text = source_of("pipedream_2bw").text.replace("weights delay(1)", rules)
     assert disagreements(text, 4, 5) == []
     assert prove_for_all_ranks(text).verdicts["portable"].proved == where
 

@@ -87,8 +87,7 @@ def add(b: Builder, schedule: Schedule, ranks: "tuple[Actions, ...]") -> None:
             if len(batch) == 1:
                 add_op(b, schedule, rank, actions, batch.start)
                 continue
-            is_compute = actions.kind[batch.start] <= Kind.U
-            with b.overlap() if is_compute else b.exchange():
+            with b.overlap():
                 for index in batch:
                     add_op(b, schedule, rank, actions, index)
 
@@ -392,6 +391,14 @@ def test_costs_are_decimals_in_the_program() -> None:
     assert b.compile().costs == costs
     assert "cost B = 0.30000000000000004" in b.text()
     assert "cost send = 0.05" in b.text()
+
+
+def test_messages_of_fewer_bits() -> None:
+    b = Builder(ranks=2, microbatches=4, message_type="bf16")
+    one_f_one_b(b, 2, 4)
+    assert b.compile().message_type == "bf16"
+    with pytest.raises(ValueError, match=r"`message_type` is 'bf15': .* '', 'bf16'"):
+        Builder(ranks=2, microbatches=4, message_type="bf15")
 
 
 def test_costs_by_microbatch_and_link_in_the_program() -> None:

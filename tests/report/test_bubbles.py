@@ -230,7 +230,7 @@ def idle_by_cause(
 
 KEPT = """schedule kept {
     param ranks = 3  param microbatches = 4
-    keep r on if r == 0 then 1 else 0
+    keeper(r) = if r == 0 then 1 else 0
     rank r {
         if r == 0 { F(0) offload(0) F(1) offload(1) F(2) F(3) %s B(2) B(3) }
         if r == 1 { %s }

@@ -154,7 +154,7 @@ def updated() -> dict[str, float]:
 
 
 def test_only_trained_stages_are_updated(run_ranks: Run) -> None:
-    """`weights delay 1` of all stages leaves frozen ones one version."""
+    """`weights delay(1)` of all stages leaves frozen ones one version."""
     for found in run_ranks(updated, 4).results():
         assert len(found) == 2
 

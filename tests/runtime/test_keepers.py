@@ -174,7 +174,7 @@ def in_replicas() -> list[list[Tensor]]:
     ]
 
 
-KEEP = "keep r on 1 - r"
+KEEP = "keeper(r) = 1 - r"
 TWO = f"""schedule two {{
     param ranks = 2  param microbatches = 4
     {KEEP}
@@ -259,7 +259,7 @@ def changing(keep: str) -> None:
             "what stage 0 has saved of microbatch 0 for its backward was changed in place",
         ),
         (
-            "keep r on 1 - r",
+            "keeper(r) = 1 - r",
             "what stage 0 has saved of microbatch 0 for its backward was changed",
         ),
     ],

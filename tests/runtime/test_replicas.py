@@ -38,8 +38,8 @@ GROUPS = """schedule groups {
     param microbatches = 8
     let run = microbatches / 2
     pipeline lane(i) in 0 .. 2 runs run stage s in 0 .. 4 on 2 * i + s % 2
-    weights delay 1 on 0 .. 2
-    weights delay 1 on 4 .. 6
+    weights delay(1) on 0 .. 2
+    weights delay(1) on 4 .. 6
     fn group(n) = n / 2 % 2
     fn mb(n) = n / 4 * 2 + n % 2
     rank r {

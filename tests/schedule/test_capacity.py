@@ -101,8 +101,8 @@ def test_inference_keeps_no_activations() -> None:
     ("items", "message"),
     [
         ("capacity(r) = 10 - 5 * r", "a capacity of -5, it must be 0 or more"),
-        ("capacity = 1  capacity(r) = 2", "`capacity` is given already"),
-        ("capacity(r, q) = 1", "unexpected `,`, expected `)`"),
+        ("capacity = 1  capacity(r) = 2", "a schedule has one `capacity`"),
+        ("capacity(r, q) = 1", "`capacity` with 2 names"),
     ],
 )
 def test_what_a_capacity_cannot_be(items: str, message: str) -> None:

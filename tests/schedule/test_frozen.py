@@ -86,7 +86,7 @@ def test_updates_of_frozen_stages_are_left_out() -> None:
     assert [str(plan.weights_of(stage)) for stage in range(3)] == [
         "latest",
         "latest",
-        "delay 1",
+        "delay(1)",
     ]
     stream = plan.for_updates(9)
     prove(stream)

@@ -36,7 +36,7 @@ from tests.support.strategies import schedules
 
 KEPT = """schedule kept {
     param ranks = 2  param microbatches = 2
-    keep r on 1 - r
+    keeper(r) = 1 - r
     rank r {
         if r == 0 { F(0) offload(0) F(1) reload(0) B(0) B(1) }
         if r == 1 { F(0) B(0) F(1) B(1) }
@@ -63,7 +63,7 @@ def test_the_keeper_holds_it_from_the_begin_of_the_offload_to_the_end_of_the_rel
         ((1, 1), (1, 2), (4, 1), (4, 2), (6, 1), (7, 0)),
     )
     assert execution.peak_activations == (2, 2)
-    on_the_host = simulate(kept("keep r on 1 - r", ""), Costs(offload_times=(3,)))
+    on_the_host = simulate(kept("keeper(r) = 1 - r", ""), Costs(offload_times=(3,)))
     assert on_the_host.peak_activations == (2, 1)
     assert (
         on_the_host.timeline.ranks
@@ -151,7 +151,7 @@ def test_how_long_a_copy_takes(costs: Costs, time: float) -> None:
         bar.end - bar.start for bar in simulate(plan, costs).timeline.copies[0]
     ] == [time] * 2
     if costs.bandwidth_in_node and not costs.offload_times:
-        host = simulate(kept("keep r on 1 - r", ""), costs)
+        host = simulate(kept("keeper(r) = 1 - r", ""), costs)
         assert [bar.end - bar.start for bar in host.timeline.copies[0]] == [1, 1]
 
 
@@ -159,30 +159,30 @@ def test_how_long_a_copy_takes(costs: Costs, time: float) -> None:
     ("line", "message"),
     [
         (
-            "keep r on r",
-            "are offloaded, and the rank keeps its own: `keep` must name another one",
+            "keeper(r) = r",
+            "are offloaded, and the rank keeps its own: `keeper` must name another one",
         ),
         (
-            "keep r on r + 1",
+            "keeper(r) = r + 1",
             r"error\[no-such-rank\]: rank 1 is kept on rank 2, there are ranks 0",
         ),
-        ("keep r on r - 1", r"error\[no-such-rank\]: rank 0 is kept on rank -1"),
-        ("keep r on 0.5", "the number of a rank"),
+        ("keeper(r) = r - 1", r"error\[no-such-rank\]: rank 0 is kept on rank -1"),
+        ("keeper(r) = 0.5", "the number of a rank"),
         (
-            "keep r on 1 - r  keep r on 1 - r",
-            r"error\[repeated-part\]: a schedule has one `keep`",
+            "keeper(r) = 1 - r  keeper(r) = 1 - r",
+            r"error\[repeated-part\]: a schedule has one `keeper`",
         ),
-        ("keep r on 1 - s", r"error\[unknown-name\]"),
+        ("keeper(r) = 1 - s", r"error\[unknown-name\]"),
     ],
 )
 def test_what_is_wrong(line: str, message: str) -> None:
     with pytest.raises(CompileError, match=message):
-        kept("keep r on 1 - r", line)
+        kept("keeper(r) = 1 - r", line)
 
 
 def test_a_rank_that_offloads_nothing_may_be_its_own_keeper() -> None:
     """As the rank in the middle of an odd number of them, where rank r is kept on the r-th last."""
-    assert kept("keep r on 1 - r", "keep r on 1").layout.keepers == (1, 1)
+    assert kept("keeper(r) = 1 - r", "keeper(r) = 1").layout.keepers == (1, 1)
 
 
 def test_keep_is_a_name_elsewhere() -> None:
@@ -217,7 +217,7 @@ def test_keepers_in_python() -> None:
         b.forward(1, 0)
         b.backward(1, 0)
     assert b.plan.layout.keepers == (1, 0)
-    assert "keep r on 1 - r" in b.text()
+    assert "keeper(r) = 1 - r" in b.text()
     for keepers, message in (
         ([1], "`keepers`: there must be one for each rank: 1 for 2"),
         ([1, 2], r"`keepers\[1\]`"),
@@ -229,7 +229,7 @@ def test_keepers_in_python() -> None:
 def test_a_difference_says_where_activations_are_kept() -> None:
     sides = [
         side_of("kept.sched", plan, Costs())
-        for plan in (kept("keep r on 1 - r", ""), kept())
+        for plan in (kept("keeper(r) = 1 - r", ""), kept())
     ]
     assert Setting("keepers", "none", "1, 0") in differ(*sides).settings
 

@@ -74,11 +74,11 @@ def test_ranks_share_a_link_in_order_of_time() -> None:
     assert copies(program(ops, ranks=2), costs) == own
     # Both ranks ask for the link at 2; of one time, the lower rank comes first.
     shared = [["0OFFLOAD0 1-5", "0RELOAD0 5-6"], ["1OFFLOAD0 6-10", "1RELOAD0 10-11"]]
-    assert copies(program(ops, "link r on 0", ranks=2), costs) == shared
+    assert copies(program(ops, "link(r) = 0", ranks=2), costs) == shared
     # Rank 1 asks for it between the two copies of rank 0.
     ops = "F(0) offload(0) F(1) F(2) offload(1) reload(1) reload(0) B(0) B(1) B(2)"
     first, second = copies(
-        program(ops, "link r on 0", ranks=2, microbatches=3),
+        program(ops, "link(r) = 0", ranks=2, microbatches=3),
         evolve(costs, forward_times=(0.25,)),
     )
     assert (first[:2], second[0]) == (
@@ -160,7 +160,7 @@ def test_what_is_wrong(ops: str, message: str) -> None:
 
 def test_links_of_too_many_ranks_are_refused_before_they_are_counted() -> None:
     with pytest.raises(CompileError, match=r"error\[too-many-ops\]"):
-        compile(program("F(0) B(0)", "link r on r / 2", ranks=10**9))
+        compile(program("F(0) B(0)", "link(r) = r / 2", ranks=10**9))
 
 
 def test_passes_do_not_move_copies() -> None:

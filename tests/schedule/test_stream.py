@@ -189,7 +189,7 @@ def refusal(text: str, **params: int) -> list[str]:
     return [each.code for each in caught.value.diagnostics]
 
 
-def stream(steady: str, weights: str = "weights delay 1", warmup: str = "") -> str:
+def stream(steady: str, weights: str = "weights delay(1)", warmup: str = "") -> str:
     return (
         f"schedule s {{ param ranks = 4  param microbatches = 4  {weights}  rank r {{ let ahead = ranks - 1 - r "
         f"warmup {{ {warmup or 'for m in 0 .. ahead { F(m) }'} }} steady {{ {steady} }} }} }}"
@@ -208,7 +208,7 @@ def test_wrong_weight_versions() -> None:
     assert refusal(stream(steady), microbatches=2) == ["weight-version"]
     assert (
         compile(
-            Source("s.sched", stream(steady, "weights delay 2")), {"microbatches": 2}
+            Source("s.sched", stream(steady, "weights delay(2)")), {"microbatches": 2}
         ).layout.updates
         > 2
     )
@@ -274,7 +274,7 @@ def test_what_a_stream_must_not_write() -> None:
     assert refusal(
         "schedule s { param ranks = 2 param microbatches = 1 rank r { if r > 5 { } warmup { } } }"
     ) == ["missing-part"]
-    assert refusal(stream("F(0)", "weights delay 0 - 1")) == ["weight-version"]
+    assert refusal(stream("F(0)", "weights delay(-1)")) == ["weight-version"]
     assert refusal(stream("F(0)", "weights stash on 0 .. 5")) == ["no-such-stage"]
 
 

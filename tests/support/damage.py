@@ -30,7 +30,7 @@ from schedlang.schedule.frozen import in_use
 from schedlang.schedule.kinds import OPS, TRANSFERS
 from schedlang.schedule.layout import Layout, Pipeline
 from tests.support.graph import far_edges
-from tests.support.paths import GALLERY
+from tests.support.paths import GALLERY, PROGRAMS
 from tests.support.strategies import make_schedule
 
 #: The kinds of action that a plan can have.
@@ -226,7 +226,10 @@ def _handed_over() -> tuple[Schedule, ...]:
     return (
         *(compile(Source("handovers.sched", text)) for text in texts),
         *(
-            compile("roundpipe", small | {"forwards": ahead, "backwards": back})
+            compile(
+                PROGRAMS / "roundpipe.sched",
+                small | {"forwards": ahead, "backwards": back},
+            )
             for ahead, back in ((1, 1), (1, 2))
         ),
     )

@@ -10,7 +10,7 @@
 (pipeline . (name) @function)
 (call . (name) @function.call)
 ((call . (name) @function.builtin) (#any-of? @function.builtin "min" "max" "abs"))
-["and" "assert" "at" "block" "by" "capacity" "cost" "delay" "edge" "else" "every" "fill" "fn" "for" "from" "frozen" "gather" "gradients" "greedy" "if" "import" "in" "keep" "latest" "let" "link" "memory" "model" "next" "not" "objective" "on" "or" "overlap" "param" "pipeline" "rank" "recompute" "reorder" "repeat" "require" "run" "runs" "schedule" "seq" "skip" "squeeze" "stage" "stash" "steady" "sum" "then" "to" "unstashed" "warmup" "weights" "within"] @keyword
+["and" "assert" "at" "block" "by" "capacity" "cost" "edge" "else" "every" "fill" "fn" "for" "from" "frozen" "gather" "gradients" "greedy" "if" "import" "in" "keeper" "let" "link" "memory" "model" "next" "not" "objective" "on" "or" "overlap" "param" "pipeline" "rank" "recompute" "reorder" "repeat" "require" "run" "runs" "schedule" "seq" "skip" "squeeze" "stage" "steady" "sum" "then" "to" "warmup" "weights" "within"] @keyword
 (for_all) @keyword
 ["B" "BW" "F" "I" "R" "U" "W" "exchange" "offload" "recv" "reduce" "reload" "reshard" "send" "unshard"] @type.builtin
 ["!=" "%" "*" "+" "-" ".." "/" "<" "<=" "=" "==" ">" ">=" "[" "]"] @operator

@@ -16,11 +16,10 @@ from schedlang.files.package import GALLERY
 from schedlang.language.declarations import SIZES
 from schedlang.language.formatting import rule_of
 from schedlang.language.grammar import FORMS, reserved, spellings, tokens_of, words
-from schedlang.language.names import OBJECTIVES
+from schedlang.language.names import CHOICES
 from schedlang.language.recovery import Parser, accepted_by, begin
 from schedlang.language.scopes import BUILTINS
 from schedlang.language.symbols import Symbol
-from schedlang.schedule.schedule import MESSAGE_TYPES
 
 
 @frozen
@@ -71,13 +70,11 @@ def candidates(text: str, offset: int, path: str) -> Candidates:
         return Candidates(start, tuple(words().values()), True, names=names)
     forms = tuple(_forms(state))
     accepted = accepted_by(state)
-    last = before[-1].type if before else ""
+    last = before[-1]
     others: tuple[str, ...] = ()
-    if last == "OBJECTIVE":
-        others = OBJECTIVES
-    elif last == "SEND" and "NAME" in accepted:
-        others = tuple(MESSAGE_TYPES)
-    elif last == "PARAM":
+    if last in CHOICES and "NAME" in accepted:
+        others = tuple(CHOICES[last][1])
+    elif last.type == "PARAM":
         others = SIZES
     if "NAME" in accepted:
         # Words that can be names too are no likelier there than any other name.

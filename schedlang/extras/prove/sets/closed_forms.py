@@ -71,7 +71,8 @@ def forms_of(outcome: Outcome, tree: syntax.Schedule) -> Iterator[Form]:
     if sum([reading.is_stream, reading.in_base, _SLICES in reading.sizes]) > 1:
         # The figures would be products of three sizes.
         return
-    priced = [item for item in tree.items if isinstance(item, syntax.Cost)]
+    costs = [item for item in tree.items if isinstance(item, syntax.Cost)]
+    priced = [item for item in costs if not isinstance(item, syntax.PerRank)]
     if not any(isinstance(item, syntax.Memory) for item in priced):
         # Memory has no influence on times, so the peak may be missing alone.
         with suppress(Unreadable):

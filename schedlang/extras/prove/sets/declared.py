@@ -53,7 +53,7 @@ _UNREAD = {
     "param_list": "a list with a length",
     "check_length": "a list with a length",
     "link": "copies on shared links wait for each other by time",
-    "keep": "`keep` cannot be read for all sizes yet",
+    "keeper": "`keeper` cannot be read for all sizes yet",
     "frozen": "`frozen` cannot be read for all sizes yet",
     "frozen_model": "`frozen` cannot be read for all sizes yet",
 }

@@ -87,7 +87,8 @@ def prove_for_all_ranks(
     sizes = outcome.reading.sizes
     laws = [Law(form.figure, pieces_of(form.value, sizes)) for form in forms]
     judgement = judged(outcome.reading, outcome.proved, forms)
-    if any(isinstance(item, syntax.Capacity) for item in program.tree.items):
+    per_rank = [item for item in program.tree.items if isinstance(item, syntax.PerRank)]
+    if any(item.word == "capacity" for item in per_rank):
         reason = "it has a `capacity`, and what its ranks hold is compared with that at given sizes"
         unknown = outcome.proved - judgement.fails
         judgement = evolve(judgement, unknown=unknown, reason=reason)

@@ -50,11 +50,11 @@ def _check_items(tree: syntax.Schedule) -> None:
     """Unreadable for a program whose order is the work of a pass, or drawn for one size."""
     for item in tree.items:
         match item:
-            case syntax.Pass() | syntax.Fill():
-                raise Unreadable(_SEARCH, item.span)
-            case syntax.Gather() | syntax.Recompute():
+            case syntax.Pass("gather" | "recompute"):
                 reason = "a pass that cannot be read for all sizes yet"
                 raise Unreadable(reason, item.span)
+            case syntax.Pass():
+                raise Unreadable(_SEARCH, item.span)
     for item in tree.items:
         if isinstance(item, syntax.Repeated):
             reason = "a building block is drawn for given sizes"

@@ -13,7 +13,7 @@ from schedlang.compiler import ops_of
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.extras.search.optimize.problem import Answer, Problem
 from schedlang.files.programs import names
-from schedlang.files.reading import source_of
+from schedlang.files.sources import source_of
 from schedlang.language import syntax
 from schedlang.language.declarations import Unfinished, declare
 from schedlang.language.faults import Fault
@@ -26,8 +26,8 @@ from schedlang.schedule.kinds import INPUT_HALVES, MAKERS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
 
-#: Statements that are dropped from a program, since they rely on its own costs and limits.
-_LEFT_OUT = (syntax.Pass, syntax.Fill, syntax.Assert)
+#: Passes that change which ops there are.
+_OTHER_OPS = ("recompute", "gather")
 
 
 def from_gallery(problem: Problem, known: Answer, seconds: float) -> Iterator[Answer]:
@@ -70,7 +70,9 @@ def published(problem: Problem) -> Iterator[tuple[str, Orders]]:
         source, tree = load(source_of(name))
         if not _is_for_steps(tree):
             continue
-        items = [item for item in tree.items if not isinstance(item, _LEFT_OUT)]
+        # They rely on the program's own costs and limits.
+        left_out = (syntax.Pass, syntax.Assert)
+        items = [item for item in tree.items if not isinstance(item, left_out)]
         bare = with_items(tree, items)
         for params in _sizes(bare, layout):
             try:
@@ -88,8 +90,10 @@ def published(problem: Problem) -> Iterator[tuple[str, Orders]]:
 
 def _is_for_steps(tree: syntax.Schedule) -> bool:
     """Whether a program is a step with a flush, without recomputation or gathers."""
-    others = (syntax.Weights, syntax.Recompute, syntax.Gather)
-    return not any(isinstance(item, others) for item in tree.items)
+    passes = {item.name for item in tree.items if isinstance(item, syntax.Pass)}
+    if passes.intersection(_OTHER_OPS):
+        return False
+    return not any(isinstance(item, syntax.Weights) for item in tree.items)
 
 
 def _sizes(tree: syntax.Schedule, layout: Layout) -> Iterator[dict[str, int]]:

@@ -9,8 +9,8 @@ from attrs import field, frozen
 
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.diagnostics.source import Source
-from schedlang.files.programs import may_name, names, path_of
-from schedlang.files.reading import source_of
+from schedlang.files.programs import names, path_of
+from schedlang.files.sources import may_name, source_of
 from schedlang.language import syntax
 from schedlang.language.declarations import Unfinished, declare
 from schedlang.language.expressions import Call, Element, Reference
@@ -24,13 +24,9 @@ SIZES = ("ranks", "microbatches")
 #: Statements besides ops that make a program less simple, with its own transfers and overlaps.
 _DIRECTIVES = (
     syntax.Pass,
-    syntax.Fill,
-    syntax.Gather,
-    syntax.Recompute,
-    syntax.Keep,
+    syntax.PerRank,
     syntax.Overlap,
     syntax.Transfer,
-    syntax.Exchange,
 )
 #: Multiples of its default at which a parameter is tried, besides powers of two.
 _SHARES = ((1, 2), (3, 4), (3, 2), (2, 1))
@@ -95,8 +91,8 @@ def loaded(source: Source) -> tuple[Source, syntax.Schedule]:
 @frozen
 class Simplicity:
     """The simplicity of a program; less is simpler: the number of `kinds` of ops besides F and B,
-    of `directives` (such as a pass, a `fill`, a `keep`, an `overlap` or a transfer), and of `lines`
-    without comments.
+    of `directives` (such as a pass, a `keeper`, an `overlap` or a transfer), and of `lines` without
+    comments.
     """
 
     kinds: int
@@ -109,7 +105,7 @@ def _simplicity(source: Source) -> Simplicity:
     """`Program.simplicity`, computed once in each process."""
     nodes = list(syntax.walk(loaded(source)[1]))
     kinds = {node.kind for node in nodes if isinstance(node, syntax.Op)}
-    if any(isinstance(node, syntax.Fill) for node in nodes):
+    if any(isinstance(node, syntax.Pass) and node.name == "fill" for node in nodes):
         kinds.add("W")
     directives = [node for node in nodes if isinstance(node, _DIRECTIVES)]
     lines = [line.strip() for line in source.text.splitlines()]
