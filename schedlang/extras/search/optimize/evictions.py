@@ -307,14 +307,17 @@ class Search:
         gaps: list[tuple[float, Need]] = []
         early: list[tuple[float, Need]] = []
         last: dict[int, int] = {}
-        for node in order:
+        for place, node in enumerate(order):
             for stage in self.gathers.used[node]:
                 need = node, stage
+                lead = leads.get(need, LEAD)
+                # The op at whose end the gather begins, unless it is the first one.
+                front = order[place - lead - 1] if place > lead else None
                 if starts[node] > time:
                     is_new = stage not in last or need in leads
                     if not is_new and ends[last[stage]] <= time + ROUNDING:
                         gaps.append((starts[node], need))
-                    elif is_new and leads.get(need, LEAD) > 0:
+                    elif is_new and lead and (front is None or ends[front] <= time):
                         early.append((starts[node], need))
                 last[stage] = node
         if gaps:
