@@ -6,11 +6,10 @@ ranks, see `schedlang.runtime.checks`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from os import PathLike
 from typing import Any, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
@@ -24,9 +23,7 @@ from schedlang.diagnostics.arguments import (
     shown,
 )
 from schedlang.plan.plan import Plan
-from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.setup import Setup, Verify
-from schedlang.runtime.values import flatten
 
 
 def check_pipeline(plan: Any, setup: Setup, mesh: Any, timeout: Any) -> None:
@@ -73,54 +70,6 @@ def check_plan(plan: Any) -> None:
     check_type("plan", plan, Plan, what)
 
 
-def check_standby(plan: Any, left: Any, stages: Any, timeout: Any) -> None:
-    """The arguments of `Standby` that are not `Pipeline`'s, or that it needs before that."""
-    check_plan(plan)
-    what = "a mapping of ranks to the plans for the others, such as {3: plan}"
-    check_type("left", left, Mapping, what)
-    for rank, other in left.items():
-        check_whole("a rank in left", rank, 0, len(plan.ranks) - 1)
-        check_type(f"left[{rank}]", other, Plan, "a Plan")
-    check_stages(stages)
-    check_number("timeout", timeout, above=0)
-
-
-def check_decoding(plan: Any, stages: Any, new_cache: Any, choose: Any) -> None:
-    """The arguments of `Decoding` that are not `Pipeline`'s, or that it needs before that."""
-    check_plan(plan)
-    check_stages(stages)
-    for name, function, what in (
-        ("new_cache", new_cache, "a function of the prompts of a group"),
-        ("choose", choose, "a function of what the last stage returns"),
-    ):
-        if not callable(function):
-            raise TypeError(f"`{name}` is {shown(function)}: it must be {what}")
-
-
-def check_prompts(prompts: Any, max_tokens: Any, end: Any, pad: Any) -> None:
-    """The arguments of `Decoding.generate`."""
-    what = "tensors of tokens, (rows, length), one for each group of prompts"
-    if isinstance(prompts, Tensor):
-        raise TypeError(f"`prompts` is {shown(prompts)}: it must be a list of {what}")
-    check_list("prompts", prompts, Tensor, what)
-    for group, tokens in enumerate(prompts):
-        if tokens.ndim != 2 or not tokens.numel():
-            shape = list(tokens.shape)
-            raise ValueError(
-                f"`prompts[{group}]` has the shape {shape}, not (rows, length)"
-            )
-    check_whole("max_tokens", max_tokens, 1)
-    for name, token in (("end", end), ("pad", pad)):
-        if token is not None:
-            check_whole(name, token, 0)
-
-
-def check_model(model: Any) -> None:
-    """Check that this is a model, and not its class."""
-    check_type("model", model, nn.Module, "a module of torch")
-    _check_shapes("model", model)
-
-
 def check_stages(stages: Any) -> None:
     """Check modules by the numbers of their stages."""
     what = (
@@ -128,10 +77,10 @@ def check_stages(stages: Any) -> None:
     )
     _check_by_stage("stages", stages, nn.Module, what, "a module of torch")
     for stage, module in stages.items():
-        _check_shapes(f"stages[{stage}]", module)
+        check_shapes(f"stages[{stage}]", module)
 
 
-def _check_shapes(name: str, module: nn.Module) -> None:
+def check_shapes(name: str, module: nn.Module) -> None:
     """Check that all weights have shapes; lazy ones get theirs in a first forward."""
     for weight_name, weight in module.named_parameters():
         if is_lazy(weight):
@@ -139,62 +88,6 @@ def _check_shapes(name: str, module: nn.Module) -> None:
                 f"`{name}` has a weight `{weight_name}` without a shape, as a LazyLinear has until "
                 "its first forward: run the model once on a microbatch, before it is cut"
             )
-
-
-def check_blocks(blocks: Any) -> None:
-    """Check names of submodules."""
-    what = "names of submodules, such as ('embedding', 'layers', 'head')"
-    if not isinstance(blocks, str):
-        check_list("blocks", blocks, str, what)
-
-
-def check_input(name: str, value: Any) -> None:
-    """Check a microbatch of a model."""
-    try:
-        tensors, _ = flatten(value, f"`{name}`")
-    except PipelineError as error:
-        raise TypeError(str(error)) from None
-    if not tensors:
-        raise ValueError(
-            f"`{name}` has no tensors: it must be a microbatch of the model"
-        )
-
-
-def check_folder(folder: Any) -> None:
-    """Check the path of a folder."""
-    check_type("folder", folder, (str, PathLike), "the path of a folder")
-
-
-def check_optimizers(optimizers: Any) -> None:
-    """Check a list of optimizers."""
-    check_list(
-        "optimizers", optimizers, Optimizer, "optimizers of torch, such as [optimizer]"
-    )
-
-
-def check_state(state: Any) -> None:
-    """Check the objects that a script saves beside a model, by the script's own names."""
-    what = 'a dictionary of objects with a state, such as {"scheduler": scheduler}'
-    check_type("state", state, Mapping, what)
-    for name, each in state.items():
-        if not hasattr(each, "state_dict") or not hasattr(each, "load_state_dict"):
-            raise TypeError(
-                f"`state[{name!r}]` is {shown(each)}, which has no `state_dict` and "
-                "`load_state_dict`"
-            )
-
-
-def check_rank(rank: Any, plan: Plan) -> None:
-    """Check a rank of a plan."""
-    check_whole("rank", rank, 0, len(plan.ranks) - 1)
-
-
-def check_block_costs(costs: Any) -> None:
-    """Check the costs of blocks."""
-    what = "numbers, one for each block, as `measure` returns them"
-    check_list("costs", costs, (int, float), what)
-    for index, cost in enumerate(costs):
-        check_number(f"costs[{index}]", cost)
 
 
 def check_list(

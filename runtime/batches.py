@@ -39,7 +39,6 @@ from schedlang.runtime.values import (
     checksum,
     cut,
     flatten,
-    join,
     size_along,
     trainable,
     unflatten,
@@ -49,12 +48,18 @@ from schedlang.schedule.layout import Layout, Pipeline
 if TYPE_CHECKING:
     from schedlang.runtime.dealt import tell_of_other_batch
     from schedlang.runtime.keywords import Keywords as keywords_of
-    from schedlang.runtime.keywords import with_options
+    from schedlang.runtime.several_inputs import (
+        beside_others,
+        called,
+        inputs_of_stage,
+        values_of_model,
+    )
     from schedlang.runtime.unlike_microbatches import (
         check_count,
         check_counts,
         check_list,
-        lengths_of,
+        cut_slices,
+        join_slices,
         shares_of_slices,
         totals_of,
     )
@@ -65,14 +70,19 @@ else:
     check_count = on_demand("schedlang.runtime.unlike_microbatches.check_count")
     check_counts = on_demand("schedlang.runtime.unlike_microbatches.check_counts")
     check_list = on_demand("schedlang.runtime.unlike_microbatches.check_list")
-    lengths_of = on_demand("schedlang.runtime.unlike_microbatches.lengths_of")
+    cut_slices = on_demand("schedlang.runtime.unlike_microbatches.cut_slices")
+    join_slices = on_demand("schedlang.runtime.unlike_microbatches.join_slices")
     shares_of_slices = on_demand(
         "schedlang.runtime.unlike_microbatches.shares_of_slices"
     )
     totals_of = on_demand("schedlang.runtime.unlike_microbatches.totals_of")
+    # For several models and first stages, and messages about these.
+    beside_others = on_demand("schedlang.runtime.several_inputs.beside_others")
+    called = on_demand("schedlang.runtime.several_inputs.called")
+    inputs_of_stage = on_demand("schedlang.runtime.several_inputs.inputs_of_stage")
+    values_of_model = on_demand("schedlang.runtime.several_inputs.values_of_model")
     # For steps with keyword arguments.
     keywords_of = on_demand("schedlang.runtime.keywords.Keywords")
-    with_options = on_demand("schedlang.runtime.keywords.with_options")
 
 #: The first batches, in which checksums are also made of tensors on a GPU: the host waits for them.
 _EARLY = 3
@@ -87,13 +97,6 @@ class BatchDims:
 
     inputs: int = 0
     targets: int = 0
-
-    @staticmethod
-    def of_slices(rows: int) -> int:
-        """The dimension along which microbatches are cut into slices: the first one that is not
-        that of the rows.
-        """
-        return 0 if rows else 1
 
 
 def dims_of(dims: int | tuple[int, int]) -> BatchDims:
@@ -283,15 +286,9 @@ class Batches:
         """The counts of a pipeline's microbatches or slices, if the script gives some."""
         if counts is None:
             return []
-        check_counts(counts, microbatches)
-        if self._has_scale:
-            raise PipelineError(
-                "`loss_scale` says what every loss is multiplied by, and `counts` say it, too: it "
-                "must be one of the two"
-            )
-        return [
-            float(counts[number]) for number in mine for _ in range(self._layout.slices)
-        ]
+        check_counts(counts, microbatches, self._has_scale)
+        slices = self._layout.slices
+        return [float(counts[number]) for number in mine for _ in range(slices)]
 
     def _of_model(self, name: str, values: Any, pipeline: Pipeline) -> Any:
         """Inputs, targets or options for the model of a pipeline. If there are several models, they
@@ -299,18 +296,7 @@ class Batches:
         """
         if not self._layout.models or values is None:
             return values
-        models = [each.name for each in self._layout.pipelines]
-        if isinstance(values, Mapping) and values.keys() <= set(models):
-            return values.get(pipeline.name)
-        has = (
-            f"has {[*values]}"
-            if isinstance(values, Mapping)
-            else f"is a {type(values).__name__}"
-        )
-        raise PipelineError(
-            f"the plan has the models {', '.join(models)}, so `{name}` must be a dictionary with "
-            f"those of each, by name; it {has}"
-        )
+        return values_of_model(name, values, self._layout, pipeline)
 
     def _own(self, stages: Sequence[int], pipeline: Pipeline) -> list[int]:
         """The stages among these that belong to a pipeline and are on this rank."""
@@ -331,24 +317,7 @@ class Batches:
         ]
         if len(firsts) == 1:
             return inputs
-        stage = first - pipeline.start
-        if (
-            isinstance(inputs, Mapping)
-            and stage in inputs
-            and inputs.keys() <= set(firsts)
-        ):
-            return inputs[stage]
-        has = (
-            f"has {[*inputs]}"
-            if isinstance(inputs, Mapping)
-            else f"is a {type(inputs).__name__}"
-        )
-        of_model = f" of the model `{pipeline.name}`" if self._layout.models else ""
-        raise PipelineError(
-            f"the stages {firsts}{of_model} take inputs, so `inputs` must be a dictionary with "
-            f"those of each that is on this rank, by these numbers; it {has}, and "
-            f"{self._called(first)} is here"
-        )
+        return inputs_of_stage(inputs, first, firsts, self._layout)
 
     def load_rest(
         self, batch: Batch, announced: Mapping[int, Announcement], number: int
@@ -408,35 +377,24 @@ class Batches:
 
     def _options_of(
         self, batch: Batch, rows: Rows, this: Round, pipeline: Pipeline
-    ) -> Sequence[Mapping[str, Any]]:
+    ) -> Options:
         """The keyword arguments of the modules for a pipeline's microbatches in a round."""
         options = self._of_model("options", batch.options, pipeline)
-        of_round: Options = []
-        if options is not None:
-            whole = ceil(rows.total / rows.of_microbatch)
-            if len(options) != whole:
-                raise PipelineError(
-                    f"`options` are {len(options)}, one for each microbatch, and there are {whole} "
-                    "microbatches"
-                )
-            of_round = options[this.begin : this.begin + this.count]
-        if not batch.keywords:
-            return of_round
-        of_model = {
+        keywords = {
             name: self._of_model(name, value, pipeline)
             for name, value in batch.keywords.items()
         }
+        if options is None and not keywords:
+            return []
         if self._layout.models:
             # Modules of one model need not take the keywords of another one.
-            of_model = {
-                name: value for name, value in of_model.items() if value is not None
+            keywords = {
+                name: value for name, value in keywords.items() if value is not None
             }
         inputs = self._of_model("inputs", batch.inputs, pipeline)
-        dim = self._dims.inputs
-        keywords = keywords_of(rows, dim, inputs, self._layout.slices > 1)
+        given = keywords_of(rows, self._dims.inputs, inputs, self._layout.slices > 1)
         sizes = [this.rows] * this.count
-        cut = keywords.by_microbatch(of_model, this.first_row, sizes)
-        return with_options(cut, of_round)
+        return given.of_round(keywords, options, this.begin, this.first_row, sizes)
 
     def counts(self, this: Sequence[Round]) -> tuple[int, ...]:
         """The number of microbatches of a round in each pipeline."""
@@ -470,11 +428,7 @@ class Batches:
         slices = self._layout.slices
         if slices == 1:
             return list(parts)
-        along = BatchDims.of_slices(self._dims.inputs)
-        return [
-            join(parts[begin : begin + slices], along)
-            for begin in range(0, len(parts), slices)
-        ]
+        return join_slices(parts, slices, self._dims.inputs)
 
     def _rows_of(
         self, batch: Batch, inputs: Value, first: int, microbatches: int
@@ -491,36 +445,22 @@ class Batches:
             return Rows(len(inputs.values), 1, is_list=True)
         if inputs is None:
             raise PipelineError(
-                f"there are no `inputs` for {self._called(first)}, which is on this rank and takes "
-                f"them{self._beside_others(first)}"
+                f"there are no `inputs` for {called(self._layout, first)}, which is on this rank "
+                f"and takes them{beside_others(self._layout, first)}"
             )
         total = size_along(self._dims.inputs, inputs, "inputs")
         if not total:
-            raise PipelineError(f"`inputs` for {self._called(first)} have no rows")
+            raise PipelineError(
+                f"`inputs` for {called(self._layout, first)} have no rows"
+            )
         if batch.evaluates:
             return Rows(total, batch.rows or ceil(total / microbatches))
         if total % microbatches:
             raise PipelineError(
-                f"`inputs` for {self._called(first)} have {total} rows, which do not divide into "
-                f"{microbatches} microbatches"
+                f"`inputs` for {called(self._layout, first)} have {total} rows, which do not "
+                f"divide into {microbatches} microbatches"
             )
         return Rows(total, total // microbatches)
-
-    def _called(self, stage: int) -> str:
-        """The name of a stage in messages: its number in its pipeline, and its model."""
-        pipeline = self._layout.pipeline_of[stage]
-        of_model = f" of the model `{pipeline.name}`" if self._layout.models else ""
-        return f"stage {stage - pipeline.start}{of_model}"
-
-    def _beside_others(self, first: int) -> str:
-        """For messages about several models: which other values a first stage takes after its
-        inputs, and how to give the inputs.
-        """
-        if not self._layout.models:
-            return ""
-        others = " and ".join(map(self._called, self._layout.before[first]))
-        behind = f", before what {others} makes" if others else ""
-        return f"{behind}: give `inputs={{'{self._layout.model_of(first)}': …}}`"
 
     def _check_targets(self, targets: Value, rows: Rows) -> None:
         """PipelineError if inputs and targets differ in their number of rows, which a loss might
@@ -555,27 +495,11 @@ class Batches:
         """The slices of a round's microbatches in a pipeline; and their lengths, if the slices of a
         microbatch differ in length.
         """
-        mine = [number for number in mine if number < len(parts)]
+        own = [parts[number] for number in mine if number < len(parts)]
         slices = self._layout.slices
         if slices == 1:
-            return [parts[number] for number in mine], []
-        along = BatchDims.of_slices(rows)
-        units: list[Value] = []
-        lengths: list[list[int]] = []
-        for number in mine:
-            size = size_along(along, parts[number], name)
-            if self._slice_lengths is not None:
-                of_one = lengths_of(size, name, along, slices, self._slice_lengths)
-                lengths.append(of_one)
-            elif not size or size % slices:
-                raise PipelineError(
-                    f"`{name}` have the size {size} along dimension {along}, which does not divide "
-                    f"into {slices} slices"
-                )
-            else:
-                of_one = [size // slices] * slices
-            units += cut(parts[number], of_one, along)
-        return units, lengths
+            return own, []
+        return cut_slices(name, own, slices, rows, self._slice_lengths)
 
     def _by_unit(
         self, options: Sequence[Mapping[str, Any]], mine: Sequence[int]

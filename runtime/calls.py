@@ -15,15 +15,23 @@ Of two ops that a part makes side by side, both are waited for first.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
+from typing import TYPE_CHECKING
 
+from schedlang.on_demand import on_demand
 from schedlang.plan.plan import Plan
 from schedlang.ranks.receipts import begins, receipts, waits
 from schedlang.runtime.exchange import Exchange
-from schedlang.runtime.messages import Receive, Send, post_as_one
+from schedlang.runtime.messages import Receive, Send
 from schedlang.runtime.part import Op, Part, Together, When
 from schedlang.runtime.stage import Stage
 from schedlang.schedule.actions import is_collective, is_transfer
 from schedlang.schedule.kinds import AWAITS, Kind
+
+if TYPE_CHECKING:
+    from schedlang.runtime.message_batches import post_as_one
+else:
+    # For batches of several messages, on GPUs.
+    post_as_one = on_demand("schedlang.runtime.message_batches.post_as_one")
 
 #: The index of an action; a call that does it or a part of it; and where the call is to be
 #: recorded, the op that it computes, the send that it begins, or the receive that it waits for.

@@ -3,29 +3,26 @@
 import json
 import warnings
 from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
-from attrs import evolve, fields
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from schedlang.diagnostics.diagnostic import counted
+from schedlang.on_demand import on_demand
 from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.processes import PIPELINE, Processes, backend_of
-from schedlang.runtime.setup import Setup, SliceLengths, Tied
+from schedlang.runtime.processes import PIPELINE, Processes
+from schedlang.runtime.setup import Setup, SliceLengths
 from schedlang.runtime.torch_private.wrappers import sums_in_backwards
 from schedlang.runtime.watchdog import Watchdog
 from schedlang.schedule.kinds import STEPS
-from schedlang.schedule.layout import Layout
-from schedlang.schedule.transports import (
-    NCCL,
-    NCCL_EAGER,
-    NCCL_EDGE,
-    PORTABLE,
-    Transport,
-)
+
+if TYPE_CHECKING:
+    from schedlang.runtime.unlike_microbatches import check_slices
+else:
+    # For slices of given lengths.
+    check_slices = on_demand("schedlang.runtime.unlike_microbatches.check_slices")
 
 
 def wrong_number(plan: Plan, started: int, replicas: int = 1) -> str | None:
@@ -38,24 +35,6 @@ def wrong_number(plan: Plan, started: int, replicas: int = 1) -> str | None:
     )
     plural = "" if needed == 1 else "es"
     return f"{what} {needed} process{plural}, {started} {'was' if started == 1 else 'were'} started"
-
-
-def check_mesh(mesh: DeviceMesh | None) -> None:
-    """Check that there is a process group, and that the mesh has the right dimensions."""
-    if not dist.is_initialized():
-        raise PipelineError(
-            "there is no process group: call torch.distributed.init_process_group first"
-        )
-    if mesh is None:
-        return
-    names = mesh.mesh_dim_names or ()
-    if PIPELINE not in names or len(names) > 2:
-        raise PipelineError(
-            f"the mesh has the dimensions ({', '.join(names)}): it must have `{PIPELINE}`, and at "
-            'most one more, along which the replicas are, as in `mesh["dp", "pp"]`'
-        )
-    if mesh.get_coordinate() is None:
-        raise PipelineError(f"rank {dist.get_rank()} is not in the mesh")
 
 
 def check_plan(plan: Plan, processes: Processes, stages: Collection[int]) -> None:
@@ -74,34 +53,6 @@ def check_plan(plan: Plan, processes: Processes, stages: Collection[int]) -> Non
         raise PipelineError(
             f"the plan gives this rank the stages {held}, `stages` has {sorted(stages)}"
         )
-
-
-def check_alike(own: Plan, plan: Plan) -> None:
-    """PipelineError unless the plan of a step has the same stages and connections as the plan of
-    the pipeline: only the order and the number of microbatches may differ.
-    """
-    if plan.is_forward_only:
-        raise PipelineError(
-            "the plan of this step has forwards alone and cannot train: call `evaluate`"
-        )
-    layouts = [_without_microbatches(each.layout) for each in (own, plan)]
-    for each in fields(Layout):
-        ours, theirs = (getattr(layout, each.name) for layout in layouts)
-        if ours != theirs:
-            raise PipelineError(
-                f"the plan of this step has other {each.name} than that of the pipeline, and only "
-                f"the microbatches and the order may differ: {theirs} in place of {ours}"
-            )
-    if plan.transport != own.transport:
-        raise PipelineError(
-            f"the plan of this step is proved for `{plan.transport}`, and that of the pipeline for "
-            f"`{own.transport}`: compile both for one transport"
-        )
-
-
-def _without_microbatches(layout: Layout) -> Layout:
-    pipelines = (evolve(each, microbatches=0) for each in layout.pipelines)
-    return evolve(layout, pipelines=tuple(pipelines))
 
 
 def check_setup(plan: Plan, rank: int, setup: Setup) -> None:
@@ -135,8 +86,9 @@ def check_setup(plan: Plan, rank: int, setup: Setup) -> None:
         )
     if setup.max_norm is not None and not setup.max_norm > 0:
         raise PipelineError(f"`max_norm` is {setup.max_norm}, it must be above 0")
-    _check_slices(plan, setup.slice_lengths)
-    _check_frozen(plan, setup.modules, setup.tied)
+    if setup.slice_lengths is not None:
+        check_slices(plan, setup.slice_lengths)
+    _warn_of_untrained(plan, setup.modules)
 
 
 def _check_wrappers(modules: Mapping[int, nn.Module]) -> None:
@@ -155,22 +107,6 @@ def _check_wrappers(modules: Mapping[int, nn.Module]) -> None:
                     'of the mesh, `Pipeline(…, mesh=mesh["dp", "pp"])`, or shard the module by '
                     "`fully_shard` (docs/training.md)"
                 )
-
-
-def _check_slices(plan: Plan, lengths: SliceLengths | None) -> None:
-    """Check that there is a length for each slice of the plan."""
-    slices = plan.layout.slices
-    if lengths is None:
-        return
-    if slices == 1:
-        raise PipelineError(
-            "the plan has no slices, so it has no use for `slice_lengths`"
-        )
-    if not callable(lengths) and len(lengths) != slices:
-        raise PipelineError(
-            f"`slice_lengths` has {counted(len(lengths), 'length')}, and a microbatch of the plan "
-            f"has {slices} slices"
-        )
 
 
 def _check_losses(plan: Plan, held: Sequence[int], setup: Setup) -> None:
@@ -197,17 +133,14 @@ def _check_losses(plan: Plan, held: Sequence[int], setup: Setup) -> None:
             )
 
 
-def _check_frozen(plan: Plan, modules: Mapping[int, nn.Module], tied: Tied) -> None:
-    """Check that exactly the frozen stages of the plan have weights that need no gradient; warn of
-    a stage that the plan trains for nothing.
-    """
+def _warn_of_untrained(plan: Plan, modules: Mapping[int, nn.Module]) -> None:
+    """Warn of a stage that the plan trains for nothing."""
     layout = plan.layout
     for number, module in modules.items():
-        weights = dict(module.named_parameters())
-        wanting = [name for name, weight in weights.items() if weight.requires_grad]
+        wanting = [weight.requires_grad for weight in module.parameters()]
         if (
-            weights
-            and not wanting
+            wanting
+            and not any(wanting)
             and layout.trains(number)
             and not plan.is_forward_only
         ):
@@ -216,46 +149,6 @@ def _check_frozen(plan: Plan, modules: Mapping[int, nn.Module], tied: Tied) -> N
                 f"no weight of stage {number} wants a gradient, and the plan trains it: `frozen "
                 f"{piece} .. {piece + 1}` in the program leaves out what is done for nothing",
                 stacklevel=2,
-            )
-        if not layout.trains(number):
-            check_frozen_weights(plan, number, weights)
-        _check_tied(plan, number, weights, tied)
-
-
-def check_frozen_weights(
-    plan: Plan, number: int, weights: Mapping[str, nn.Parameter]
-) -> None:
-    """PipelineError if a weight of a stage that the plan freezes requires a gradient."""
-    wanting = [name for name, weight in weights.items() if weight.requires_grad]
-    if wanting:
-        others = counted(len(wanting) - 1, "other")
-        more = f" and {others}" if len(wanting) > 1 else ""
-        raise PipelineError(
-            f"stage {number} is frozen in the plan, and its weight `{wanting[0]}`{more} would "
-            "be trained: freeze the module, `requires_grad_(False)`, or take the stage out of "
-            f"`frozen` in {plan.source.path}"
-        )
-
-
-def _check_tied(
-    plan: Plan, number: int, weights: Mapping[str, nn.Parameter], tied: Tied
-) -> None:
-    """Check that no trained weight of a stage is tied to a weight of a frozen stage."""
-    piece = plan.layout.piece(number)
-    for names in tied:
-        stages = range(len(plan.placement))
-        by_piece = {
-            plan.layout.piece(stage): name
-            for stage, name in names.items()
-            if stage in stages
-        }
-        own = weights.get(by_piece.get(piece, ""))
-        frozen = [other for other in by_piece if other in plan.layout.frozen]
-        if own is not None and own.requires_grad and frozen:
-            raise PipelineError(
-                f"the weight `{by_piece[piece]}` of stage {number} would be trained, and is tied "
-                f"to `{by_piece[frozen[0]]}` of stage {frozen[0]}, which is frozen in the plan: "
-                "freeze both or none"
             )
 
 
@@ -325,40 +218,3 @@ def agree_on_device(
     if device_type == "cuda":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device(device_type)
-
-
-#: Torch's backends for GPUs, and whether a group that is bound to a device has one communicator
-#: for everything. `nccl-lazy` (torch's main line, c10d's LazyBackend) makes one for each two ranks
-#: at the first transfer that is issued alone, bound or not, and sends batches over that of the
-#: group: the transport `nccl`.
-BACKENDS_FOR_GPUS = {"nccl": True, "nccl2": True, "nccl-lazy": False}
-
-
-def check_transport(
-    plan: Plan, group: dist.ProcessGroup, device: torch.device
-) -> Transport:
-    """Check that the group can send tensors of this device, and that the plan is proved for that.
-    Returns the transport of messages on GPUs.
-    """
-    backend = backend_of(group, device)
-    if device.type == "cuda" and backend not in BACKENDS_FOR_GPUS:
-        how = "has no backend" if backend is None else f"has `{backend}`"
-        raise PipelineError(
-            f"the stages are on a GPU, and the process group {how} for tensors there: only NCCL "
-            "sends them. Use init_process_group('cpu:gloo,cuda:nccl')"
-        )
-    # If the group was bound to a device, torch makes NCCL's communicator at once; otherwise at its
-    # first use, where ranks wait for each other. The proof knows both as transports.
-    is_bound = group.bound_device_id is not None
-    used = NCCL_EAGER if is_bound and BACKENDS_FOR_GPUS.get(str(backend)) else NCCL
-    # gloo runs every plan: a rank waits for nothing but what it needs, and messages are matched by
-    # their tags.
-    if device.type == "cuda" and plan.transport not in (
-        PORTABLE,
-        NCCL_EDGE.name,
-        used.name,
-    ):
-        raise PipelineError(
-            f"the plan is proved for `{plan.transport}` alone, and its tensors go by `{used.name}`"
-        )
-    return NCCL_EDGE if plan.transport == NCCL_EDGE.name else used

@@ -1,4 +1,6 @@
-"""Create NCCL's communicators before the first step."""
+"""NCCL under a pipeline: the transport of its messages, and its communicators, which are created
+before the first step.
+"""
 
 from collections.abc import Collection
 
@@ -6,9 +8,46 @@ import torch
 import torch.distributed as dist
 
 from schedlang.plan.plan import Plan
-from schedlang.runtime.processes import Processes
+from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.processes import Processes, backend_of
 from schedlang.schedule.actions import is_transfer
-from schedlang.schedule.transports import NCCL_EDGE
+from schedlang.schedule.transports import (
+    NCCL,
+    NCCL_EAGER,
+    NCCL_EDGE,
+    PORTABLE,
+    Transport,
+)
+
+#: Torch's backends for GPUs, and whether a group that is bound to a device has one communicator
+#: for everything. `nccl-lazy` (torch's main line, c10d's LazyBackend) makes one for each two ranks
+#: at the first transfer that is issued alone, bound or not, and sends batches over that of the
+#: group: the transport `nccl`.
+BACKENDS_FOR_GPUS = {"nccl": True, "nccl2": True, "nccl-lazy": False}
+
+
+def check_transport(
+    plan: Plan, group: dist.ProcessGroup, device: torch.device
+) -> Transport:
+    """Check that the group can send tensors of a GPU, and that the plan is proved for that; return
+    the transport of its messages.
+    """
+    backend = backend_of(group, device)
+    if backend not in BACKENDS_FOR_GPUS:
+        how = "has no backend" if backend is None else f"has `{backend}`"
+        raise PipelineError(
+            f"the stages are on a GPU, and the process group {how} for tensors there: only NCCL "
+            "sends them. Use init_process_group('cpu:gloo,cuda:nccl')"
+        )
+    # If the group was bound to a device, torch makes NCCL's communicator at once; otherwise at its
+    # first use, where ranks wait for each other. The proof knows both as transports.
+    is_bound = group.bound_device_id is not None
+    used = NCCL_EAGER if is_bound and BACKENDS_FOR_GPUS.get(str(backend)) else NCCL
+    if plan.transport not in (PORTABLE, NCCL_EDGE.name, used.name):
+        raise PipelineError(
+            f"the plan is proved for `{plan.transport}` alone, and its tensors go by `{used.name}`"
+        )
+    return NCCL_EDGE if plan.transport == NCCL_EDGE.name else used
 
 
 def warm_up(plan: Plan, processes: Processes, device: torch.device) -> None:

@@ -21,8 +21,9 @@ from attrs import field, frozen
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from schedlang.diagnostics.arguments import check_whole, shown
 from schedlang.plan.plan import Plan
-from schedlang.runtime.arguments import check_decoding, check_prompts
+from schedlang.runtime.arguments import check_list, check_plan, check_stages
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.pipeline import Pipeline
 
@@ -95,7 +96,7 @@ class Decoding(Pipeline):
         mesh: DeviceMesh | None = None,
         timeout: float = 60.0,
     ) -> None:
-        check_decoding(plan, stages, new_cache, choose)
+        _check_arguments(plan, stages, new_cache, choose)
         self._rounds = _rounds_of(plan, stages)
         self._new_cache = new_cache
         self._groups: list[_Group] = []
@@ -122,7 +123,7 @@ class Decoding(Pipeline):
         `pad`, by default `end` again. The plan runs until all groups have ended, and makes a token
         in each of its rounds, so a cache needs room for all tokens of the last run.
         """
-        check_prompts(prompts, max_tokens, end, pad)
+        _check_prompts(prompts, max_tokens, end, pad)
         pad = end if pad is None else pad
         self._groups[:] = [_Group(self._new_cache(each)) for each in prompts]
         texts = [prompt[:, :0] for prompt in prompts]
@@ -195,3 +196,33 @@ def _padded(text: Tensor, end: int, pad: int) -> Tensor:
     going_on = int((ends == 0).any(dim=0).sum())
     ends_before = ends - is_end.long()
     return text.masked_fill(ends_before > 0, pad)[:, : going_on + 1]
+
+
+def _check_arguments(plan: Any, stages: Any, new_cache: Any, choose: Any) -> None:
+    """The arguments of `Decoding` that are not `Pipeline`'s, or that it needs before that."""
+    check_plan(plan)
+    check_stages(stages)
+    for name, function, what in (
+        ("new_cache", new_cache, "a function of the prompts of a group"),
+        ("choose", choose, "a function of what the last stage returns"),
+    ):
+        if not callable(function):
+            raise TypeError(f"`{name}` is {shown(function)}: it must be {what}")
+
+
+def _check_prompts(prompts: Any, max_tokens: Any, end: Any, pad: Any) -> None:
+    """The arguments of `Decoding.generate`."""
+    what = "tensors of tokens, (rows, length), one for each group of prompts"
+    if isinstance(prompts, Tensor):
+        raise TypeError(f"`prompts` is {shown(prompts)}: it must be a list of {what}")
+    check_list("prompts", prompts, Tensor, what)
+    for group, tokens in enumerate(prompts):
+        if tokens.ndim != 2 or not tokens.numel():
+            shape = list(tokens.shape)
+            raise ValueError(
+                f"`prompts[{group}]` has the shape {shape}, not (rows, length)"
+            )
+    check_whole("max_tokens", max_tokens, 1)
+    for name, token in (("end", end), ("pad", pad)):
+        if token is not None:
+            check_whole(name, token, 0)

@@ -310,6 +310,11 @@ FEATURES: dict[str, Feature] = {
         "buffers",
     ),
     "weights": Feature("weights that stay the same in a step", _always, "weights"),
+    "frozen weights": Feature(
+        "weights that do not change",
+        lambda asked, stage: bool(asked.plan.layout.frozen),
+        "frozen_weights",
+    ),
     "hooks": Feature("hooks of what passes between stages", _trains, "shared_hooks"),
     "draws": Feature("random numbers", _trains, "shared_draws"),
     "audit": Feature(
@@ -334,7 +339,9 @@ FEATURES: dict[str, Feature] = {
     "turns": Feature("forwards that overlap backwards", _overlaps, "turns"),
     "exchanges": Feature(
         "exchanges between two stages of a rank (`exchange F` and `exchange B`)",
-        lambda asked, stage: bool(asked.plan.microbatches_with(BETWEEN, stage)),
+        lambda asked, stage: any(
+            kind in actions.kind for actions in asked.plan.ranks for kind in BETWEEN
+        ),
         "exchanges",
     ),
     # Around the walk of a rank.
@@ -527,7 +534,6 @@ def load(file: str) -> Any:
 
 def check_together(asked: Asked) -> None:
     """PipelineError where a rank is asked for two things that do not go together."""
-    name_of = asked.plan.names.stage
     for feature in FEATURES.values():
         for stage in asked.modules if feature.not_with else ():
             if not feature.is_asked(asked, stage):
@@ -536,22 +542,12 @@ def check_together(asked: Asked) -> None:
                 other = FEATURES[name]
                 if other.is_asked(asked, stage):
                     raise PipelineError(
-                        why.format(stage=stage, name=name_of(stage), other=other.words)
+                        why.format(
+                            stage=stage,
+                            name=asked.plan.names.stage(stage),
+                            other=other.words,
+                        )
                     )
-
-
-def check_another(site: Site, plan: Plan) -> None:
-    """PipelineError where a step cannot take another plan, whose layout is that of the pipeline."""
-    asked = Asked(plan, site.processes, site.setup, has_others=True)
-    check_together(asked)
-    check_together(Asked(site.plan, site.processes, site.setup, has_others=True))
-    for feature in FEATURES.values():
-        for stage in site.modules if feature.file is not None else ():
-            if feature.is_asked(asked, stage) and not feature.is_asked(site, stage):
-                raise PipelineError(
-                    f"the plan of this step has {feature.words} on stage {stage}, and that of the "
-                    "pipeline has none: build the pipeline with the plan that has more"
-                )
 
 
 def _files(site: Site) -> list[Any]:

@@ -12,15 +12,10 @@ modules (`register_multi_grad_hook`) raise an error on a leaf if B asks only for
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import Function
 
 from schedlang.runtime.values import Value, flatten, unflatten
-
-
-def works_in_place(module: nn.Module) -> bool:
-    """Whether any part of a module has `inplace` set."""
-    return any(getattr(part, "inplace", False) is True for part in module.modules())
 
 
 def changeable(value: Value) -> Value:

@@ -21,6 +21,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from schedlang.on_demand import on_demand
 from schedlang.plan.plan import Plan
 from schedlang.runtime.announcement import NAME, Announcement, Rows, Shares
 from schedlang.runtime.errors import PipelineError
@@ -30,7 +31,6 @@ from schedlang.runtime.messages import (
     Channel,
     GradientReceive,
     GradientSend,
-    LoneGradientSend,
     Receive,
     Send,
 )
@@ -43,12 +43,18 @@ from schedlang.schedule.kinds import RECEIVES, SENDS, Kind
 from schedlang.schedule.layout import Layout, Pipeline
 
 if TYPE_CHECKING:
+    from schedlang.runtime.agreement import check_same_batch, totals_of_replicas
+    from schedlang.runtime.lone_gradients import LoneGradientSend
     from schedlang.runtime.precision import Rounding
+else:
+    # For several first stages, and for replicas.
+    check_same_batch = on_demand("schedlang.runtime.agreement.check_same_batch")
+    totals_of_replicas = on_demand("schedlang.runtime.agreement.totals_of_replicas")
+    # For a channel that has gradients alone.
+    LoneGradientSend = on_demand("schedlang.runtime.lone_gradients.LoneGradientSend")
 
-#: The digits of a plan's digest that identify it among the plans of a pipeline, and those by which
-#: replicas compare their plans, in a sum of doubles.
+#: The digits of a plan's digest that identify it among the plans of a pipeline.
 _DIGITS = 15
-_FEW_DIGITS = 8
 
 
 @frozen
@@ -175,7 +181,8 @@ class Exchange:
         self._inputs = {first: what.forms for first, what in announced.items()}
         for channel in self._channels.values():
             channel.begin(self._inputs_of(channel))
-        self._check_same(announced)
+        if len(announced) > 1:
+            check_same_batch(self.plan, announced)
         return announced
 
     def complete_sends(self) -> None:
@@ -208,32 +215,12 @@ class Exchange:
         return tuple(zip(*each, strict=True))
 
     def _totals(self, given: Given) -> Sequence[float]:
-        """The sum of `counts` over all replicas for each update; empty if the script gives none.
-        PipelineError where replicas follow other plans.
-
-        The ranks of first stages exchange this in every step, since a replica cannot know whether
-        another one was given counts.
-        """
+        """The sum of `counts` over all replicas for each update; empty if the script gives none."""
         totals = given.totals
         if self._counting and not given.evaluates:
-            plan = int(self.plan.digest[:_FEW_DIGITS], 16)
-            own = [plan, bool(totals), *(totals or [0.0] * self.plan.layout.updates)]
-            sums = torch.tensor(own, dtype=torch.float64, device=self._of_counts)
-            for replicas in self._counting:
-                self._wire.end_sum(self._wire.begin_sum(sums, replicas), replicas)
-            plans, have_counts, *sums_of_updates = sums.tolist()
-            if plans != plan * self._replicas:
-                raise PipelineError(
-                    "the replicas of the pipeline have begun a step of other plans: give all of "
-                    "them the same `plan`"
-                )
-            # The first sum is the number of replicas that were given counts.
-            if have_counts not in (0.0, self._replicas):
-                raise PipelineError(
-                    "`counts` were given to some replicas of the pipeline, and not to others: "
-                    "give them to all or to none"
-                )
-            totals = sums_of_updates if have_counts else ()
+            totals = totals_of_replicas(
+                self.plan, totals, self._counting, self._wire, self._of_counts
+            )
         if not all(totals):
             raise PipelineError("`counts` are 0 for all microbatches of an update")
         return totals
@@ -328,30 +315,6 @@ class Exchange:
         received = self._wire.receive(tensor, rank, self.tags.announcement(first))
         self._wire.wait([(received, tensor)], rank)
         return tensor
-
-    def _check_same(self, announced: dict[int, Announcement]) -> None:
-        """PipelineError if the first stages of a model have different batches."""
-        of_models: dict[str, int] = {}
-        for other, another in announced.items():
-            first = of_models.setdefault(self.plan.layout.model_of(other), other)
-            one = announced[first]
-            ranks = [self.plan.placement[stage] for stage in (first, other)]
-            if another.rows != one.rows:
-                raise PipelineError(
-                    f"rank {ranks[0]} has `inputs` {one.rows}, and rank {ranks[1]} "
-                    f"{another.rows}: all of them take the same batch"
-                )
-            pipeline_of = self.plan.layout.pipeline_of
-            is_alike = bool(one.shares.of_microbatches) == bool(
-                another.shares.of_microbatches
-            )
-            if pipeline_of[first] == pipeline_of[other]:
-                is_alike = one.shares == another.shares
-            if not is_alike:
-                raise PipelineError(
-                    f"rank {ranks[0]} has other `counts` than rank {ranks[1]}: they belong to the "
-                    "batch, and all ranks of first stages are given them"
-                )
 
 
 def _linked(layout: Layout, pipeline: Pipeline) -> set[Pipeline]:

@@ -343,9 +343,28 @@ class Failure:
         self._until_out(self._count - 1)
         lines = [cause.message, *lines_of_script(error)]
         if self._watchdog.step:
-            own = self._heartbeats.line(self._rank, heartbeat)
-            lines += self._ask(self._heartbeats.lines, [own])
+            own = self._line(self._rank, heartbeat)
+            lines += self._ask(self._lines, [own])
         return "\n  ".join([*lines, f"tracebacks of all ranks: {cause.tracebacks}"])
+
+    def _lines(self) -> list[str]:
+        """A line for each rank: what it was doing when it ended, and for which ranks it waited."""
+        ranks = range(self._count)
+        return [self._line(rank, self._heartbeats.of(rank)) for rank in ranks]
+
+    def _line(self, rank: int, heartbeat: Heartbeat | None) -> str:
+        """A line about what a rank was doing by its last heartbeat."""
+        name = self._name_of(rank)
+        if heartbeat is None:
+            return f"{name} has built no pipeline"
+        if not heartbeat.ended:
+            return f"{name} was last seen{heartbeat.place}"
+        if not heartbeat.waits_for:
+            return f"{name} has been{heartbeat.place} for {heartbeat.seconds:.1f} s"
+        others = " or ".join(map(self._name_of, heartbeat.waits_for))
+        return (
+            f"{name} has waited {heartbeat.seconds:.1f} s for {others}{heartbeat.place}"
+        )
 
     def _count_out(self) -> None:
         """Count this rank among those that have finished."""

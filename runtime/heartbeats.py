@@ -3,7 +3,6 @@ times a second.
 """
 
 import json
-from collections.abc import Callable
 from math import inf
 from typing import Any
 
@@ -45,11 +44,9 @@ class Heartbeat:
 
 
 class Heartbeats:
-    """The heartbeats of all ranks, which have names; RuntimeError when the store is gone."""
+    """The heartbeats of all ranks; RuntimeError when the store is gone."""
 
-    def __init__(self, ranks: int, name: Callable[[int], str], store: Any) -> None:
-        self._ranks = ranks
-        self._name = name
+    def __init__(self, store: Any) -> None:
         self._store = store
 
     def post(self, rank: int, heartbeat: Heartbeat) -> None:
@@ -63,22 +60,4 @@ class Heartbeats:
             Heartbeat(*json.loads(self._store.get(key)))
             if self._store.check([key])
             else None
-        )
-
-    def lines(self) -> list[str]:
-        """A line for each rank: what it was doing when it ended, and for which ranks it waited."""
-        return [self.line(rank, self.of(rank)) for rank in range(self._ranks)]
-
-    def line(self, rank: int, heartbeat: Heartbeat | None) -> str:
-        """A line about what a rank was doing by its last heartbeat."""
-        name = self._name(rank)
-        if heartbeat is None:
-            return f"{name} has built no pipeline"
-        if not heartbeat.ended:
-            return f"{name} was last seen{heartbeat.place}"
-        if not heartbeat.waits_for:
-            return f"{name} has been{heartbeat.place} for {heartbeat.seconds:.1f} s"
-        others = " or ".join(map(self._name, heartbeat.waits_for))
-        return (
-            f"{name} has waited {heartbeat.seconds:.1f} s for {others}{heartbeat.place}"
         )

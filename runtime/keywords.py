@@ -11,6 +11,7 @@ it is unclear whether to cut it.
 """
 
 from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import Any
 
 from torch import Tensor
@@ -41,12 +42,35 @@ class Keywords:
             and each.ndim > (2 if each.is_floating_point() else 1)
         }
 
+    def of_round(
+        self,
+        keywords: Mapping[str, Any],
+        options: Sequence[Mapping[str, Any]] | None,
+        begin: int,
+        first: int,
+        sizes: Sequence[int],
+    ) -> Sequence[Mapping[str, Any]]:
+        """The keyword arguments and the options of some microbatches, from number `begin` on. In a
+        batch of one piece, these begin with row `first` and have `sizes` rows; in a list of
+        microbatches, `first` is the index of the first.
+        """
+        of_round: Sequence[Mapping[str, Any]] = []
+        if options is not None:
+            whole = ceil(self._rows.total / self._rows.of_microbatch)
+            if len(options) != whole:
+                raise PipelineError(
+                    f"`options` are {len(options)}, one for each microbatch, and there are {whole} "
+                    "microbatches"
+                )
+            of_round = options[begin : begin + len(sizes)]
+        if not keywords:
+            return of_round
+        return with_options(self.by_microbatch(keywords, first, sizes), of_round)
+
     def by_microbatch(
         self, keywords: Mapping[str, Any], first: int, sizes: Sequence[int]
     ) -> list[dict[str, Any]]:
-        """The keyword arguments of some microbatches. In a batch of one piece, these begin with row
-        `first` and have `sizes` rows; in a list of microbatches, `first` is the index of the first.
-        """
+        """The keyword arguments of some microbatches, as above."""
         if not sizes:
             return []
         columns = {

@@ -35,7 +35,6 @@ from schedlang.runtime.values import (
 )
 from schedlang.runtime.wire import InFlight, Wire
 from schedlang.runtime.wire_format import WireFormat
-from schedlang.schedule.transports import NCCL
 
 if TYPE_CHECKING:
     from schedlang.runtime.precision import Rounding
@@ -297,21 +296,6 @@ class GradientSend(Send):
         )
 
 
-class LoneGradientSend(GradientSend):
-    """The send of gradients over a channel that has no activations, since the input came from
-    another pipeline. Its box has pairs of the input's spec and the gradients.
-    """
-
-    __slots__ = ()
-
-    def tensors(self) -> list[Tensor]:
-        """The gradients. In place of the first activation of a new form, they announce its spec."""
-        spec, gradients = self.box.pop(self.microbatch)
-        if self.form.spec is None:
-            self.channel.announce(self.form, spec)
-        return self.form.gradients.pack(gradients, self.channel.what)
-
-
 class Receive(Message):
     """A receive, which begins at its place in the plan, or in a new step at the wait for it."""
 
@@ -402,33 +386,3 @@ class GradientReceive(Receive):
     def put(self, tensors: list[Tensor]) -> None:
         """Pass the gradients to the stage."""
         self.box[self.microbatch] = self.form.gradients.unpack(tensors)
-
-
-def post_as_one(messages: Sequence[Send | Receive]) -> None:
-    """Post messages as one batch of NCCL; in a new step one by one through gloo."""
-    # In a new step, `post` sends through gloo, and receives begin at the waits for them.
-    if any(message.form.new for message in messages):
-        for message in messages:
-            message.post()
-        return
-    tensors = [message.tensors() for message in messages]
-    operations = [
-        message.wire.operation(
-            dist.isend if isinstance(message, Send) else dist.irecv,
-            tensor,
-            message.peer,
-        )
-        for message, parts in zip(messages, tensors, strict=True)
-        for tensor in parts
-    ]
-    if len(operations) > NCCL.most:
-        raise PipelineError(
-            f"the {len(messages)} messages of a batch have {len(operations):,} tensors, and NCCL "
-            f"may hang with more than {NCCL.most:g} in one batch: write fewer transfers into an "
-            "`overlap`, or let stages hand on fewer tensors"
-        )
-    in_flight = iter(messages[0].wire.as_one(operations) if operations else [])
-    for message, parts in zip(messages, tensors, strict=True):
-        if isinstance(message, Send):
-            message.note(parts)
-        message.in_flight = [next(in_flight) for _ in parts]

@@ -7,8 +7,36 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from schedlang.plan.plan import Plan
+from schedlang.runtime.losses import LOSS
+from schedlang.runtime.results import Results
+from schedlang.runtime.stage import Stage
 from schedlang.runtime.watchdog import Watchdog
 from schedlang.runtime.wire import Wire
+
+
+def losses_of(
+    results: Results, stages: Mapping[int, Stage], plan: Plan
+) -> dict[str, Tensor]:
+    """The losses of a rank's stages by name, as parts of the means over microbatches."""
+    layout = plan.layout
+    own: dict[str, Tensor] = {}
+    for model, losses in results.parts.items():
+        total = torch.cat(losses).sum().to(torch.float64)
+        # In double precision, since ranks sum these.
+        own[_named(model, LOSS)] = total / results.microbatches[model]
+    for number, stage in stages.items():
+        model = layout.model_of(number)
+        for name, value in stage.added.items():
+            of_stage = value / layout.slices / results.microbatches[model]
+            name = _named(model, name)
+            own[name] = own[name] + of_stage if name in own else of_stage
+    return own
+
+
+def _named(model: str, loss: str) -> str:
+    """The name of a loss; with several models, it begins with the name of its model."""
+    return f"{model}.{loss}" if model else loss
 
 
 def means_of_losses(

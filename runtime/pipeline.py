@@ -24,20 +24,16 @@ from torch.optim import Optimizer
 
 from schedlang.on_demand import on_demand
 from schedlang.plan.plan import Plan
-from schedlang.ranks.hops import homes_of
-from schedlang.runtime.arguments import check_pipeline, check_state
+from schedlang.runtime.arguments import check_pipeline
 from schedlang.runtime.arguments import check_plan as check_is_plan
 from schedlang.runtime.batches import Batch, Batches, Options, Round, dims_of
 from schedlang.runtime.building import build_stages, build_wire
 from schedlang.runtime.calls import Call, prepare
 from schedlang.runtime.checks import (
     agree_on_device,
-    check_alike,
-    check_mesh,
     check_plan,
     check_same,
     check_setup,
-    check_transport,
     device_of,
 )
 from schedlang.runtime.door import (
@@ -45,7 +41,6 @@ from schedlang.runtime.door import (
     Rank,
     Site,
     build_parts_of_rank,
-    check_another,
     check_together,
 )
 from schedlang.runtime.equal_weights import (
@@ -55,11 +50,10 @@ from schedlang.runtime.equal_weights import (
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.exchange import Exchange, Given
 from schedlang.runtime.finite import FiniteCheck
-from schedlang.runtime.gradient_norms import clip_to
 from schedlang.runtime.later import LaterCalls
 from schedlang.runtime.microbatches import Counts
 from schedlang.runtime.part import Part, filled
-from schedlang.runtime.processes import counting_together, processes_of
+from schedlang.runtime.processes import all_processes
 from schedlang.runtime.results import Results
 from schedlang.runtime.setup import LossFn, Setup, SkipIf, SliceLengths, Tied, Verify
 from schedlang.runtime.stage import Stage
@@ -70,52 +64,68 @@ from schedlang.schedule.actions import is_transfer
 
 if TYPE_CHECKING:
     from schedlang.ranks.hazards import check_hazards
+    from schedlang.ranks.hops import homes_of
     from schedlang.ranks.warm_up import warm_ups
     from schedlang.runtime.captured_steps import CapturedSteps
-    from schedlang.runtime.communicators import warm_up
+    from schedlang.runtime.communicators import check_transport, warm_up
     from schedlang.runtime.gpu_progress import GpuProgress
+    from schedlang.runtime.meshes import counting_together, processes_of
+    from schedlang.runtime.model.arguments import check_state
     from schedlang.runtime.model.checkpoint import (
         Checkpoints,
         checkpoints_of,
         warn_of_gradients,
     )
     from schedlang.runtime.model.model_files import ModelPart, write_model
-    from schedlang.runtime.named_losses import means_of_losses
+    from schedlang.runtime.named_losses import losses_of, means_of_losses
     from schedlang.runtime.next_batch import NextBatch as next_batch
-    from schedlang.runtime.parts.clipping import check_clipping, total_norm
+    from schedlang.runtime.other_plans import check_other_plan
+    from schedlang.runtime.parts.clipping import check_clipping, clip_by_total
     from schedlang.runtime.precision import rounding_of
+    from schedlang.runtime.processes import Replicas
     from schedlang.runtime.shared_weights import check_shared_weights, ids_of_tied
     from schedlang.runtime.step_report import Measured, Report
     from schedlang.runtime.step_report import Measured as measured_steps
     from schedlang.schedule.forward_only import forward_only, forwards
     from schedlang.schedule.timeline import Bar
+    from schedlang.schedule.transports import Transport
 else:
     # For weights that are tied or replicated.
     check_shared_weights = on_demand(
         "schedlang.runtime.shared_weights.check_shared_weights"
     )
     ids_of_tied = on_demand("schedlang.runtime.shared_weights.ids_of_tied")
+    # For meshes, and weights that are sharded over one.
+    processes_of = on_demand("schedlang.runtime.meshes.processes_of")
+    counting_together = on_demand("schedlang.runtime.meshes.counting_together")
+    # For weights that travel from rank to rank.
+    homes_of = on_demand("schedlang.ranks.hops.homes_of")
     # For messages of fewer bits.
     rounding_of = on_demand("schedlang.runtime.precision.rounding_of")
     # On GPUs.
     CapturedSteps = on_demand("schedlang.runtime.captured_steps.CapturedSteps")
     check_hazards = on_demand("schedlang.ranks.hazards.check_hazards")
     GpuProgress = on_demand("schedlang.runtime.gpu_progress.GpuProgress")
+    check_transport = on_demand("schedlang.runtime.communicators.check_transport")
     warm_up = on_demand("schedlang.runtime.communicators.warm_up")
     # For steps that are recorded, or whose warm-up may be walked over twice; for evaluations.
     measured_steps = on_demand("schedlang.runtime.step_report.Measured")
     warm_ups = on_demand("schedlang.ranks.warm_up.warm_ups")
     forward_only = on_demand("schedlang.schedule.forward_only.forward_only")
     forwards = on_demand("schedlang.schedule.forward_only.forwards")
+    # For steps that follow another plan.
+    check_other_plan = on_demand("schedlang.runtime.other_plans.check_other_plan")
     # For what a script may ask for beside a step.
     next_batch = on_demand("schedlang.runtime.next_batch.NextBatch")
+    losses_of = on_demand("schedlang.runtime.named_losses.losses_of")
     means_of_losses = on_demand("schedlang.runtime.named_losses.means_of_losses")
     check_clipping = on_demand("schedlang.runtime.parts.clipping.check_clipping")
-    total_norm = on_demand("schedlang.runtime.parts.clipping.total_norm")
+    clip_by_total = on_demand("schedlang.runtime.parts.clipping.clip_by_total")
     checkpoints_of = on_demand("schedlang.runtime.model.checkpoint.checkpoints_of")
     warn_of_gradients = on_demand(
         "schedlang.runtime.model.checkpoint.warn_of_gradients"
     )
+    check_state = on_demand("schedlang.runtime.model.arguments.check_state")
     ModelPart = on_demand("schedlang.runtime.model.model_files.ModelPart")
     write_model = on_demand("schedlang.runtime.model.model_files.write_model")
 
@@ -247,7 +257,6 @@ class Pipeline:
             cuda_graphs=cuda_graphs,
         )
         check_pipeline(plan, setup, mesh, timeout)
-        check_mesh(mesh)
         self.record = False
         self._stops_on_nan = stop_on_nan
         self._evaluations: dict[tuple[int, ...], list[Call]] = {}
@@ -258,7 +267,7 @@ class Pipeline:
         #: The plan that the pipeline was built with, and that of the last step or evaluation.
         self._plan = plan
         self._followed = plan
-        self._processes = processes_of(mesh)
+        self._processes = all_processes() if mesh is None else processes_of(mesh)
         self._rank = self._processes.own
         number = next(_pipelines)
         self._watchdog = Watchdog(plan, self._processes, number, timeout, survives_loss)
@@ -291,8 +300,11 @@ class Pipeline:
         self._device = agree_on_device(
             device_of(setup.modules), processes, self._watchdog
         )
-        transport = check_transport(plan, processes.group, self._device)
+        # gloo runs every plan: a rank waits for nothing but what it needs, and messages are matched
+        # by their tags. So only GPUs have a transport.
+        self._transport: Transport | None = None
         if self._device.type == "cuda":
+            self._transport = check_transport(plan, processes.group, self._device)
             self._watchdog.gpu = GpuProgress(self._device)
         site = self._site = Site(plan, processes, setup, self._device)
         if not plan.is_forward_only:
@@ -316,7 +328,9 @@ class Pipeline:
         self._wire = build_wire(site, timeout, self._watchdog)
         has_rounding = plan.message_type or setup.transfer_dtype is not None
         rounding = rounding_of(plan, setup.transfer_dtype) if has_rounding else None
-        counting = counting_together(processes.replicas, setup.modules.values())
+        counting: Sequence[Replicas] = ()
+        if processes.replicas.are_several or site.asks_for("sharded"):
+            counting = counting_together(processes.replicas, setup.modules.values())
         self._exchange = Exchange(
             plan, self._rank, number, self._device, self._wire, rounding, counting
         )
@@ -333,7 +347,6 @@ class Pipeline:
         self._validate = filled(self._parts, "validate")
         #: The parts that run the warm-up, if it may run twice.
         self._walk_warm_up = filled(self._parts, "walk_warm_up")
-        self._transport = transport
         self._training, self._warm_up = self._bind(plan)
         #: Both of these, by the digest of the plan.
         self._bound = {plan.digest: (self._training, self._warm_up)}
@@ -352,7 +365,7 @@ class Pipeline:
         calls = prepare(
             plan, self._rank, self._stages, self._exchange, self._parts, end
         )
-        if self._device.type == "cuda":
+        if self._transport is not None:
             check_hazards(plan, self._rank, self._transport)
         return calls, sum(index < end for index, _, _ in calls)
 
@@ -362,9 +375,7 @@ class Pipeline:
             return
         is_new = plan.digest not in self._bound
         if is_new:
-            check_alike(self._plan, plan)
-            check_setup(plan, self._rank, self._site.setup)
-            check_another(self._site, plan)
+            check_other_plan(self._site, plan)
         self._followed = plan
         self._watchdog.follow(plan)
         self._site.follow(plan)
@@ -616,7 +627,7 @@ class Pipeline:
         """
         with self._watchdog.guard("in named_losses"):
             self._loss_names, means = means_of_losses(
-                self._results.by_name(),
+                losses_of(self._results, self._stages, self._plan),
                 self._loss_names,
                 self._wire,
                 self._watchdog,
@@ -756,7 +767,9 @@ class Pipeline:
         steps, and only that rank has them here. On other ranks they have no elements then, and no
         gradients.
         """
-        homes = homes_of(self._plan, self._stages)
+        homes = {}
+        if self._site.asks_for("hops"):
+            homes = homes_of(self._plan, self._stages)
         modules = (
             stage.module
             for number, stage in self._stages.items()
@@ -791,9 +804,7 @@ class Pipeline:
                 for each in self._site.shared
                 if model is None or model in each.models
             ]
-            norm = total_norm(shared, norm_type, self._device, self._wire)
-            weights = [weight for each in shared for weight in each.parameters]
-            clip_to(weights, max_norm, norm)
+            norm = clip_by_total(shared, max_norm, norm_type, self._device, self._wire)
         return norm
 
     def validate(self) -> None:

@@ -6,18 +6,13 @@ of the pipeline.
               dp 1         3      4      5           its replica; 1 and 4 have the same weights
 """
 
-from collections.abc import Iterable
-from itertools import chain
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from attrs import field, frozen
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
-from schedlang.runtime.torch_private.wrappers import is_sharded
+from schedlang.runtime.errors import PipelineError
 
 #: The dimension of a mesh along which the ranks of a plan lie.
 PIPELINE = "pp"
@@ -81,34 +76,23 @@ class Processes:
         return f"rank {process}{self._coordinates.get(process, '')}"
 
 
-def processes_of(mesh: DeviceMesh | None) -> Processes:
-    """The processes of a mesh, which must pass `check_mesh`, or of the default process group."""
-    if mesh is None:
-        world = dist.group.WORLD
-        assert world is not None
-        return Processes(
-            dist.get_rank(),
-            tuple(range(dist.get_world_size())),
-            _of_cpus_too(world),
-            Replicas((dist.get_rank(),)),
+def world_group() -> dist.ProcessGroup:
+    """The default process group; PipelineError if there is none."""
+    if dist.group.WORLD is None:
+        raise PipelineError(
+            "there is no process group: call torch.distributed.init_process_group first"
         )
-    names = mesh.mesh_dim_names or ()
-    pipeline = mesh[PIPELINE]
-    replicas = next((mesh[name] for name in names if name != PIPELINE), None)
-    coordinates = {
-        process: (
-            f" ({', '.join(f'{name} {index}' for name, index in zip(names, at, strict=True))})"
-        )
-        for at, process in np.ndenumerate(mesh.mesh.numpy())
-    }
+    return dist.group.WORLD
+
+
+def all_processes() -> Processes:
+    """The processes of the default process group."""
+    world = world_group()
     return Processes(
-        mesh.get_local_rank(PIPELINE),
-        tuple(pipeline.mesh.tolist()),
-        _of_cpus_too(pipeline.get_group()),
-        Replicas(tuple(replicas.mesh.tolist()), _of_cpus_too(replicas.get_group()))
-        if replicas
-        else Replicas((dist.get_rank(),)),
-        coordinates,
+        dist.get_rank(),
+        tuple(range(dist.get_world_size())),
+        of_cpus_too(world),
+        Replicas((dist.get_rank(),)),
     )
 
 
@@ -126,7 +110,7 @@ def backend_of(group: dist.ProcessGroup, device: torch.device) -> str | None:
 _for_both: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
 
 
-def _of_cpus_too(group: dist.ProcessGroup) -> dist.ProcessGroup:
+def of_cpus_too(group: dist.ProcessGroup) -> dist.ProcessGroup:
     """A group of the same processes that can also send CPU tensors, such as shapes: the group
     itself, or a new one if it has only NCCL, as groups by launchers do.
     """
@@ -152,28 +136,3 @@ def group_apart(processes: Processes) -> dist.ProcessGroup:
     group = dist.new_group([*processes.pipeline], use_local_synchronization=is_part)
     assert isinstance(group, dist.ProcessGroup)
     return group
-
-
-def meshes_of(modules: Iterable[nn.Module]) -> list[DeviceMesh]:
-    """The meshes over which weights of some modules are cut (DTensor)."""
-    weights = chain.from_iterable(module.parameters() for module in modules)
-    return list(
-        dict.fromkeys(
-            weight.device_mesh for weight in weights if hasattr(weight, "device_mesh")
-        )
-    )
-
-
-def counting_together(
-    replicas: Replicas, modules: Iterable[nn.Module]
-) -> list[Replicas]:
-    """The replicas whose losses are averaged together, along each dimension that has any: replicas
-    of the pipeline, and processes over which FSDP averages gradients.
-    """
-    found = [replicas] if replicas.are_several else []
-    # Some weights may be sharded over fewer processes than others, such as those of experts.
-    meshes = sorted(meshes_of(filter(is_sharded, modules)), key=DeviceMesh.size)
-    for mesh in meshes[-1:]:
-        for group in mesh.get_all_groups():
-            found.append(Replicas(tuple(dist.get_process_group_ranks(group)), group))
-    return found

@@ -12,7 +12,6 @@ from torch import Tensor
 from schedlang.plan.plan import Plan
 from schedlang.runtime.batches import Batches, Round, mean_of_slices
 from schedlang.runtime.finite import FiniteCheck
-from schedlang.runtime.losses import LOSS
 from schedlang.runtime.microbatches import weighted
 from schedlang.runtime.stage import Stage
 from schedlang.runtime.values import Value
@@ -33,8 +32,8 @@ class Results:
         self.outputs: dict[str, list[Value]] = {}
         #: For each model, the losses of the last stages here as parts of their mean, and the number
         #: of microbatches.
-        self._parts: dict[str, list[Tensor]] = {}
-        self._microbatches = Counter[str]()
+        self.parts: dict[str, list[Tensor]] = {}
+        self.microbatches = Counter[str]()
         self._plan = plan
         self._stages = stages
         self._batches = batches
@@ -45,8 +44,8 @@ class Results:
         self.extras = []
         self.losses = {}
         self.outputs = {}
-        self._parts = {}
-        self._microbatches.clear()
+        self.parts = {}
+        self.microbatches.clear()
         for stage in self._stages.values():
             stage.added = {}
 
@@ -77,7 +76,7 @@ class Results:
             outputs = [stage.outputs.pop(unit) for stage, unit in units]
             if units[0][0].targets:
                 losses = mean_of_slices(outputs, units, self._plan.layout.slices)
-                self._parts.setdefault(model, []).append(losses)
+                self.parts.setdefault(model, []).append(losses)
                 of_round: list[Value] = [*losses]
             else:
                 of_round = self._batches.joined(outputs)
@@ -86,7 +85,7 @@ class Results:
 
     def end_evaluation(self) -> None:
         """Join the losses of all rounds."""
-        self.losses = {model: torch.cat(each) for model, each in self._parts.items()}
+        self.losses = {model: torch.cat(each) for model, each in self.parts.items()}
 
     def _units_of_models(
         self, this: Sequence[Round]
@@ -103,7 +102,7 @@ class Results:
         pipelines = self._plan.layout.pipelines
         models = [self._plan.layout.model_of(pipeline.start) for pipeline in pipelines]
         counts = {model: each.count for model, each in zip(models, this, strict=True)}
-        self._microbatches.update(counts)
+        self.microbatches.update(counts)
 
     def _losses_of(
         self,
@@ -116,7 +115,7 @@ class Results:
         slices = self._plan.layout.slices
         by_microbatch = mean_of_slices(losses, units, slices)
         shares = [stage.shares.of_microbatch(unit) for stage, unit in units[::slices]]
-        self._parts[model] = [weighted(by_microbatch, shares)]
+        self.parts[model] = [weighted(by_microbatch, shares)]
         of_model = f" of the model `{model}`" if model else ""
         self._finite.note(step, f"the loss{of_model}", by_microbatch)
         return by_microbatch
@@ -134,23 +133,3 @@ class Results:
             for name, value in stage.added.items():
                 self._finite.note(step, f"the loss `{name}` of stage {number}", value)
         self._finite.look()
-
-    def by_name(self) -> dict[str, Tensor]:
-        """The losses of this rank's stages by name, as parts of the means over microbatches."""
-        own: dict[str, Tensor] = {}
-        for model, losses in self._parts.items():
-            total = torch.cat(losses).sum().to(torch.float64)
-            # In double precision, since ranks sum these.
-            own[_named(model, LOSS)] = total / self._microbatches[model]
-        for number, stage in self._stages.items():
-            model = self._plan.layout.model_of(number)
-            for name, value in stage.added.items():
-                of_stage = value / self._plan.layout.slices / self._microbatches[model]
-                name = _named(model, name)
-                own[name] = own[name] + of_stage if name in own else of_stage
-        return own
-
-
-def _named(model: str, loss: str) -> str:
-    """The name of a loss; with several models, it begins with the name of its model."""
-    return f"{model}.{loss}" if model else loss

@@ -91,7 +91,14 @@ class Setup:
 
 def is_watched(step: int) -> bool:
     """Whether a step is one of those in which stages are watched for what they must not do; steps
-    count from 1. What begins late is found late, and the checks take no time in the long run.
+    count from 1. What begins late is found late, and the checks take no time in the long run. A
+    step that is captured as a CUDA graph is none: the checks read tensors, and a graph holds no
+    work of the host.
     """
     is_power_of_two = step & (step - 1) == 0
-    return step <= _FIRST or is_power_of_two
+    return (step <= _FIRST or is_power_of_two) and not is_captured()
+
+
+def is_captured() -> bool:
+    """Whether the ops that are launched now go into a CUDA graph, and do not run."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -12,17 +12,17 @@ backward through the functions here.
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from attrs import frozen
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from schedlang.on_demand import on_demand
 from schedlang.plan.plan import Plan
 from schedlang.runtime.announcement import Shares
-from schedlang.runtime.entry import changeable, works_in_place
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.last_loss import Loss
 from schedlang.runtime.part import (
@@ -34,7 +34,6 @@ from schedlang.runtime.part import (
     filled,
     methods_of,
 )
-from schedlang.runtime.substitution import Substitution
 from schedlang.runtime.torch_private.engine import run_backward
 from schedlang.runtime.torch_private.pytrees import TreeSpec
 from schedlang.runtime.torch_private.tensors import changes_of
@@ -46,6 +45,14 @@ from schedlang.runtime.values import (
     without_graph,
 )
 from schedlang.schedule.kinds import OPS, RECEIVES, SENDS, Kind
+
+if TYPE_CHECKING:
+    from schedlang.runtime.entry import changeable
+    from schedlang.runtime.substitution import Substitution
+else:
+    # For stages that change their input in place, and for other tensors in place of the module's.
+    changeable = on_demand("schedlang.runtime.entry.changeable")
+    Substitution = on_demand("schedlang.runtime.substitution.Substitution")
 
 _NO_OPTIONS: Mapping[str, Any] = {}
 _NOTHING = nullcontext()
@@ -102,6 +109,11 @@ def _walk_whole(
     for leaf in leaves:
         leaf.grad = None
     return found
+
+
+def works_in_place(module: nn.Module) -> bool:
+    """Whether any part of a module has `inplace` set."""
+    return any(getattr(part, "inplace", False) is True for part in module.modules())
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
@@ -186,7 +198,6 @@ class Stage:
         self.stage_after: Stage | None = None
         self._handed_on: dict[int, list[int]] = {}
         self.works_in_place = works_in_place(module)
-        self._substitution = Substitution(module)
         self._has_warned_of_nothing = False
         for part in parts:
             part.bind(self)
@@ -246,7 +257,8 @@ class Stage:
     def begin_step(self) -> None:
         """A training step begins."""
         self._scale = self._scale_now(self.plan.microbatches)
-        self._substitution.forget()
+        # A script may have replaced layers, or put in buffers.
+        self.__dict__.pop("_substitution", None)
         for call in self._before_step:
             call()
 
@@ -260,6 +272,11 @@ class Stage:
         """All actions of a training step are done."""
         for call in self._after_step:
             call()
+
+    @cached_property
+    def _substitution(self) -> Substitution:
+        """Puts tensors in place of the module's own, within a step."""
+        return Substitution(self.module)
 
     def forward(self, microbatch: int) -> None:
         """F: compute the output, or the loss on the last stage; keep the graph for the backward."""

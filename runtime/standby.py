@@ -49,13 +49,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from schedlang.diagnostics.arguments import check_number, check_type, check_whole
 from schedlang.plan.plan import Plan
-from schedlang.runtime.arguments import check_standby
+from schedlang.runtime.arguments import check_plan as check_is_plan
+from schedlang.runtime.arguments import check_stages
 from schedlang.runtime.checks import check_plan, device_of
 from schedlang.runtime.errors import LostRank, PipelineError
 from schedlang.runtime.heartbeats import Heartbeat, Heartbeats
 from schedlang.runtime.pipeline import Pipeline
-from schedlang.runtime.processes import PIPELINE, processes_of
+from schedlang.runtime.processes import PIPELINE, all_processes
 from schedlang.runtime.setup import LossFn, Tied
 from schedlang.runtime.store import LimitedStore, connection, is_of_torchrun
 from schedlang.runtime.values import Value
@@ -100,7 +102,7 @@ class Standby:
         timeout: float = 60.0,
         **options: Any,
     ) -> None:
-        check_standby(plan, left, stages, timeout)
+        _check_arguments(plan, left, stages, timeout)
         _check_plans(plan, left)
         if not dist.is_initialized():
             raise PipelineError(
@@ -119,7 +121,7 @@ class Standby:
                 "whose connections break where a rank dies: it goes on on CPUs alone yet. On GPUs, "
                 "start again from a checkpoint: torchrun --max-restarts"
             )
-        check_plan(plan, processes_of(None), stages)
+        check_plan(plan, all_processes(), stages)
         piece = plan.layout.piece
         #: The modules of this rank, by the number of their stage in each of the pipelines.
         self._modules: dict[int, nn.Module] = {}
@@ -290,7 +292,7 @@ class _Outcomes:
         self._store = LimitedStore(
             connection(world.get_group_store()), timeout, lambda: None
         )
-        self._heartbeats = Heartbeats(len(ranks), "rank {}".format, self._store)
+        self._heartbeats = Heartbeats(self._store)
         self._digests = ""
         self._run = 0
         #: The ranks to which a connection broke, one of which is dead.
@@ -414,3 +416,15 @@ def _close_connections(group: dist.ProcessGroup) -> None:
             with suppress(RuntimeError):
                 work = group.recv([torch.empty(1)], peer, _UNUSED_TAG)
                 work.wait(timedelta(milliseconds=1))
+
+
+def _check_arguments(plan: Any, left: Any, stages: Any, timeout: Any) -> None:
+    """The arguments of `Standby` that are not `Pipeline`'s, or that it needs before that."""
+    check_is_plan(plan)
+    what = "a mapping of ranks to the plans for the others, such as {3: plan}"
+    check_type("left", left, Mapping, what)
+    for rank, other in left.items():
+        check_whole("a rank in left", rank, 0, len(plan.ranks) - 1)
+        check_type(f"left[{rank}]", other, Plan, "a Plan")
+    check_stages(stages)
+    check_number("timeout", timeout, above=0)

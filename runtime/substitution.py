@@ -19,18 +19,11 @@ class Substitution:
     """Substitutes tensors for parameters and buffers of a module, by name."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._places: _Places | None = None
-
-    def forget(self) -> None:
-        """Look for the tensors anew: a script may have replaced layers, or put in buffers."""
-        self._places = None
+        self._places = _places_in(module)
 
     @contextmanager
     def of(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
         """A context in which the module has these tensors."""
-        if self._places is None:
-            self._places = _places_in(self._module)
         places = self._places
         own = [
             (owner, key, getattr(owner, key))

@@ -10,12 +10,22 @@ from collections.abc import Iterable, Sequence
 from math import isfinite
 from numbers import Integral, Real
 
+import torch
 from torch import Tensor
 
+from schedlang.diagnostics.diagnostic import counted
+from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.microbatches import Microbatches
 from schedlang.runtime.setup import SliceLengths
-from schedlang.runtime.values import Value, ValueSpec, flatten
+from schedlang.runtime.values import (
+    Value,
+    ValueSpec,
+    cut,
+    flatten,
+    size_along,
+    unflatten,
+)
 
 
 def specs_of(values: Sequence[Value]) -> list[ValueSpec]:
@@ -76,8 +86,10 @@ def check_count(name: str, batch: Microbatches, microbatches: int) -> None:
         )
 
 
-def check_counts(counts: Sequence[float], microbatches: int) -> None:
-    """PipelineError for what cannot say how much each microbatch counts."""
+def check_counts(counts: Sequence[float], microbatches: int, has_scale: bool) -> None:
+    """PipelineError for what cannot say how much each microbatch counts, also where `loss_scale`
+    says it.
+    """
     if isinstance(counts, str) or not hasattr(counts, "__len__"):
         raise PipelineError(
             f"`counts` is {counts!r}: it must be a list of numbers of rows or tokens, one for each "
@@ -93,6 +105,11 @@ def check_counts(counts: Sequence[float], microbatches: int) -> None:
             raise PipelineError(
                 f"`counts[{number}]` is {count!r}: it must be a number of rows or tokens, 0 or more"
             )
+    if has_scale:
+        raise PipelineError(
+            "`loss_scale` says what every loss is multiplied by, and `counts` say it, too: it must "
+            "be one of the two"
+        )
 
 
 def totals_of(counts: Sequence[float], updates: int) -> list[float]:
@@ -102,6 +119,72 @@ def totals_of(counts: Sequence[float], updates: int) -> list[float]:
         float(sum(counts[begin : begin + size]))
         for begin in range(0, len(counts), size)
     ]
+
+
+def check_slices(plan: Plan, lengths: SliceLengths) -> None:
+    """Check that there is a length for each slice of the plan."""
+    slices = plan.layout.slices
+    if slices == 1:
+        raise PipelineError(
+            "the plan has no slices, so it has no use for `slice_lengths`"
+        )
+    if not callable(lengths) and len(lengths) != slices:
+        raise PipelineError(
+            f"`slice_lengths` has {counted(len(lengths), 'length')}, and a microbatch of the plan "
+            f"has {slices} slices"
+        )
+
+
+def cut_slices(
+    name: str,
+    microbatches: Sequence[Value],
+    slices: int,
+    rows: int,
+    given: SliceLengths | None,
+) -> tuple[list[Value], list[list[int]]]:
+    """The slices of some microbatches; and their lengths, if lengths are given. `rows` is the
+    dimension of the rows.
+    """
+    along = _along(rows)
+    units: list[Value] = []
+    lengths: list[list[int]] = []
+    for microbatch in microbatches:
+        size = size_along(along, microbatch, name)
+        if given is not None:
+            of_one = lengths_of(size, name, along, slices, given)
+            lengths.append(of_one)
+        elif not size or size % slices:
+            raise PipelineError(
+                f"`{name}` have the size {size} along dimension {along}, which does not divide "
+                f"into {slices} slices"
+            )
+        else:
+            of_one = [size // slices] * slices
+        units += cut(microbatch, of_one, along)
+    return units, lengths
+
+
+def join_slices(parts: Sequence[Value], slices: int, rows: int) -> list[Value]:
+    """The inverse of `cut_slices`."""
+    return [
+        _joined(parts[begin : begin + slices], _along(rows))
+        for begin in range(0, len(parts), slices)
+    ]
+
+
+def _joined(parts: Sequence[Value], dim: int) -> Value:
+    """Values as one, whose tensors lie one behind the other along a dimension."""
+    tensors, trees = zip(*(flatten(part, "the output") for part in parts), strict=True)
+    return unflatten(
+        [torch.cat(pieces, dim) for pieces in zip(*tensors, strict=True)], trees[0]
+    )
+
+
+def _along(rows: int) -> int:
+    """The dimension along which microbatches are cut into slices: the first one that is not that of
+    the rows.
+    """
+    return 0 if rows else 1
 
 
 def lengths_of(

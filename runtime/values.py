@@ -239,13 +239,6 @@ def tolerance(tensor: Tensor) -> float:
     return float(torch.finfo(tensor.dtype).eps ** 0.5) if has_gradient(tensor) else 0.0
 
 
-def on_device(numbers: Tensor, device: torch.device) -> Tensor:
-    """Copy a host tensor to a device, without waiting for a GPU."""
-    if device.type == "cuda":
-        numbers = numbers.pin_memory()
-    return numbers.to(device, non_blocking=True)
-
-
 def look_of(values: Sequence[Any]) -> Hashable:
     """A key of the tensors among these values: their shapes, types, and whether they want a
     gradient.
@@ -311,11 +304,3 @@ def _parts(tensor: Tensor, sizes: Sequence[int], dim: int) -> Sequence[Tensor]:
     """
     parts = tensor.split_with_sizes(list(sizes), dim)
     return parts if tensor.requires_grad else [part.data for part in parts]
-
-
-def join(parts: Sequence[Value], dim: int) -> Value:
-    """The inverse of `cut`."""
-    tensors, trees = zip(*(flatten(part, "the output") for part in parts), strict=True)
-    return unflatten(
-        [torch.cat(pieces, dim) for pieces in zip(*tensors, strict=True)], trees[0]
-    )

@@ -149,7 +149,7 @@ class Watchdog:
         self.store = LimitedStore(
             connection(world.get_group_store()), timeout + GRACE, self.heartbeat
         )
-        self.heartbeats = Heartbeats(dist.get_world_size(), processes.name, self.store)
+        self.heartbeats = Heartbeats(self.store)
         #: What this rank was doing at the last look, and since when.
         self._last: Doing = (0, None, ())
         self._since = monotonic()
@@ -256,6 +256,14 @@ class Watchdog:
             names = " and ".join(map(self.processes.name, missing))
             raise PipelineError(f"{names} has {otherwise} within {self.timeout:g} s")
         found = self.store.multi_get([*keys.values()])
+        if not is_of_torchrun():
+            # The store is in the process of rank 0, which may end behind this call.
+            readers = f"{group}/readers"
+            self.store.add(readers, 1)
+            if self.rank == 0:
+                wait_until(
+                    lambda: self.store.add(readers, 0) == len(keys), self.timeout
+                )
         return {rank: value.decode() for rank, value in zip(keys, found, strict=True)}
 
     def leave(self, name: str, value: str) -> None:

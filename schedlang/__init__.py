@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from schedlang.extras.prove.result import Verdict as Verdict
     from schedlang.files.reading import read_source as read_source
     from schedlang.plan.plan import Plan as Plan
-    from schedlang.plan.plan import write_plan as write_plan
     from schedlang.plan.proved import read_plan as read_plan
     from schedlang.plan.reader import open_plan as open_plan
+    from schedlang.plan.write import write_plan as write_plan
     from schedlang.proof.execution import Execution as Execution
     from schedlang.proof.prove import prove as prove
     from schedlang.python.builder import Builder as Builder
@@ -92,7 +92,7 @@ _MODULES = {
     "simulate_runs": "extras.noise.scripts",
     "sweep": "python.sweep",
     "view": "python.notebook",
-    "write_plan": "plan.plan",
+    "write_plan": "plan.write",
     "write_view": "report.views",
 }
 

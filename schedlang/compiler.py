@@ -13,7 +13,7 @@ from schedlang.diagnostics.activity import doing
 from schedlang.diagnostics.arguments import Params, check_flag, check_params
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Source
-from schedlang.files.reading import source_of
+from schedlang.files.sources import source_of
 from schedlang.language import syntax
 from schedlang.language.expand import expand
 from schedlang.language.loading import load

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from schedlang.plan.plan import Plan
 from schedlang.ranks.hops import homes_of
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.processes import meshes_of
+from schedlang.runtime.meshes import meshes_of
 from schedlang.runtime.random_state import RandomState
 from schedlang.runtime.stage import Stage
 from schedlang.runtime.stateful import Stateful

@@ -23,12 +23,13 @@ from torch import Tensor, nn
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime.door import Site
-from schedlang.runtime.entry import changeable, works_in_place
+from schedlang.runtime.entry import changeable
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.graph_leaves import leaves_between
 from schedlang.runtime.losses import Taking, root_of
 from schedlang.runtime.part import Backward, ExtraCall, Forward, Part, When
 from schedlang.runtime.random_state import random_state, set_random_state
+from schedlang.runtime.stage import works_in_place
 from schedlang.runtime.substitution import Substitution
 from schedlang.runtime.torch_private.engine import run_backward
 from schedlang.runtime.torch_private.hidden_hooks import (
@@ -106,7 +107,6 @@ class Audit(Part):
         self._loss = loss
         self._others = others
         self._shared = shared
-        self._substitution = Substitution(module)
         self._works_in_place = works_in_place(module)
         self._is_first_step = False
         self._steps = 0
@@ -207,7 +207,7 @@ class Audit(Part):
         state = random_state(self._device)
         # Alone there is one run, which makes the graph, also if the pipeline recomputes the
         # forward.
-        with torch.enable_grad(), self._substitution.of(substitutes):
+        with torch.enable_grad(), Substitution(self._module).of(substitutes):
             arguments = input if isinstance(input, tuple) else (input,)
             with Taking(alone.added):
                 alone.returned = self._module(*arguments, **options)
@@ -310,7 +310,7 @@ class Audit(Part):
             leaf.grad = None
         state = random_state(self._device)
         with (
-            self._substitution.of(alone.substitutes),
+            Substitution(self._module).of(alone.substitutes),
             torch.autocast(self._device.type, enabled=False),
             without_hooks_after(others.values()),
         ):

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from schedlang.runtime.door import Rank, Site
 from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.meshes import counting_together
 from schedlang.runtime.part import Forward, Part, parts_by_stage
-from schedlang.runtime.processes import Replicas, counting_together
+from schedlang.runtime.processes import Replicas
 from schedlang.runtime.results import Results
 from schedlang.runtime.shared_memory import is_part
 from schedlang.runtime.stage import Stage

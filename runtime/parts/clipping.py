@@ -44,6 +44,19 @@ def total_norm(
     return powers ** (1 / norm_type)
 
 
+def clip_by_total(
+    shared: Sequence[SharedWeights],
+    max_norm: float,
+    norm_type: float,
+    device: torch.device,
+    wire: Wire,
+) -> Tensor:
+    """Scale the gradients of all ranks to a norm of at most `max_norm`; return the norm before."""
+    norm = total_norm(shared, norm_type, device, wire)
+    clip_to((weight for each in shared for weight in each.parameters), max_norm, norm)
+    return norm
+
+
 def own_norm(
     shared: Sequence[SharedWeights], norm_type: float, device: torch.device, rank: int
 ) -> Tensor:

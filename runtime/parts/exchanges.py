@@ -17,6 +17,9 @@ import torch
 from torch import Tensor
 
 from schedlang.runtime.door import Site
+from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.graph_leaves import leaves_between
+from schedlang.runtime.losses import Added, Taking
 from schedlang.runtime.part import Backward, Forward, Part
 from schedlang.runtime.parts import gpu_copies
 from schedlang.runtime.stage import Stage, without_autocast
@@ -88,6 +91,7 @@ class Exchanges(Part):
     def __init__(self, beside: Beside, graphs: _Graphs) -> None:
         self.beside = beside
         self._graphs = graphs
+        self._is_checked = False
 
     def bind(self, stage: Stage) -> None:
         """Keep the stage."""
@@ -105,20 +109,43 @@ class Exchanges(Part):
         value = stage.take_input(microbatch)
         own, _ = flatten(value, "")
         trees = []
+        added: list[Added] = []
 
         def call() -> list[Tensor]:
             what = f"what `exchange` of stage {stage.number} returns"
-            tensors, tree = flatten(exchange(value), what)
+            with Taking(added):
+                tensors, tree = flatten(exchange(value), what)
             trees.append(tree)
             return tensors
 
         key = Kind.EXCHANGE_F, stage.number, microbatch
         made = self.beside.run(key, call, own)
+        if not self._is_checked:
+            self._check(own, made, added)
         if any(tensor.requires_grad for tensor in own):
             roots = list(filter(has_gradient, made))
             self._graphs[stage.number, microbatch] = leaves_of(value), roots
         assert stage.stage_before is not None
         stage.stage_before.put_output(microbatch, detached(made, trees[0]))
+
+    def _check(self, own: list[Tensor], made: list[Tensor], added: list[Added]) -> None:
+        """PipelineError if an exchange has weights or adds losses, which nothing would train."""
+        self._is_checked = True
+        roots = [tensor for tensor in made if tensor.requires_grad]
+        given = set(map(id, own))
+        weights = [each for each in leaves_between(roots, ()) if id(each) not in given]
+        what = ""
+        if weights:
+            shapes = ", ".join(f"{list(weight.shape)}" for weight in weights)
+            what = f"computes with weights of shape {shapes}"
+        elif added:
+            what = f"adds the loss `{added[0].name}`"
+        if what:
+            raise PipelineError(
+                f"`exchange` of stage {self._stage.number} {what}, and only a forward can: its "
+                "backward passes gradients on, and trains nothing. Move that to the `forward` of "
+                "this stage, or of the stage before"
+            )
 
     def exchange_gradients(self, microbatch: int) -> None:
         """Exchange the gradients that come back to the stage, before its backward."""
@@ -160,16 +187,24 @@ class Exchanges(Part):
 
 
 def of_stages(site: Site) -> Iterator[tuple[int, Exchanges]]:
-    """Make the part for each stage with exchanges."""
+    """Make the part for each stage with exchanges. PipelineError for a module with a method that
+    the plan never calls.
+    """
     beside = Beside(Streams(site.device) if site.device.type == "cuda" else None)
     graphs: _Graphs = {}
     lacking = []
     for number, module in site.modules.items():
+        takes = bool(site.plan.microbatches_with([Kind.EXCHANGE_F], number))
+        has_method = hasattr(module, "exchange")
+        if has_method and not takes:
+            raise PipelineError(
+                f"stage {number} has a method `exchange`, and the plan, which exchanges elsewhere, "
+                "has no `exchange F` before its forwards: write it, or rename the method"
+            )
+        if takes and not has_method:
+            lacking.append(number)
         if not site.plan.microbatches_with(BETWEEN, number):
             continue
-        takes = site.plan.microbatches_with([Kind.EXCHANGE_F], number)
-        if takes and not hasattr(module, "exchange"):
-            lacking.append(number)
         yield number, Exchanges(beside, graphs)
     if lacking and site.rank == 0:
         _LOG.warning(

@@ -18,9 +18,10 @@ from attrs import define, field
 from torch import Tensor
 
 from schedlang.runtime.door import Site
-from schedlang.runtime.entry import changeable, works_in_place
+from schedlang.runtime.entry import changeable
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Backward, Forward, Part
+from schedlang.runtime.stage import works_in_place
 from schedlang.runtime.torch_private.tensors import changes_of
 from schedlang.runtime.values import Value, flatten, has_gradient, leaves_of, of_its_own
 from schedlang.schedule.kinds import RECEIVES, SENDS, Kind

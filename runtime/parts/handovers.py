@@ -16,12 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from schedlang.runtime.door import Site
-from schedlang.runtime.entry import works_in_place
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Backward, Forward, Part
 from schedlang.runtime.parts.far_edges import Edges, FarEdge, forks_at
 from schedlang.runtime.random_state import random_state
-from schedlang.runtime.stage import Stage
+from schedlang.runtime.stage import Stage, works_in_place
 from schedlang.runtime.values import ValueSpec, flatten
 from schedlang.schedule.kinds import SENDS, Kind
 from schedlang.schedule.layout import Layout

@@ -7,18 +7,15 @@ states once.
 """
 
 import hashlib
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 import torch
-import torch.distributed as dist
 
 from schedlang.runtime.door import Rank, Site
 from schedlang.runtime.part import Forward, Part, parts_by_stage
+from schedlang.runtime.parts.compared import Compared
 from schedlang.runtime.random_state import State, random_state
-from schedlang.runtime.wire import Wire
-from schedlang.schedule.layout import Layout
 
 
 class Draws(Part):
@@ -54,47 +51,17 @@ class Draws(Part):
         self._state = None
 
 
-class SharedDraws(Part):
-    """Compares the random states of all stages after the first step."""
-
-    def __init__(
-        self,
-        layout: Layout,
-        own: Mapping[int, Draws],
-        wire: Wire,
-        device: torch.device,
-    ) -> None:
-        self._layout = layout
-        self._own = own
-        self._wire = wire
-        self._device = device
-        self._is_first = True
-
-    def end_step(self) -> None:
-        """Warn, on rank 0, of the first two stages that draw the same random numbers."""
-        if not self._is_first:
-            return
-        self._is_first = False
-        placement = self._layout.placement
-        begins = torch.zeros(len(placement), dtype=torch.int64, device=self._device)
-        for stage, own in self._own.items():
-            begins[stage] = own.begin
-        self._wire.reduce(begins, dist.ReduceOp.SUM)
-        known = begins.tolist()
-        for one, other in combinations(range(len(placement)), 2):
-            if known[one] and known[one] == known[other]:
-                if self._wire.processes.own == 0:
-                    _warn_of(one, other)
-                return
-
-
-def _warn_of(one: int, other: int) -> None:
-    warnings.warn(
-        f"stages {one} and {other} draw the same random numbers, so that dropout leaves out the "
-        "same positions in both: seed each rank otherwise, `torch.manual_seed(seed + rank)`, and "
-        "let batches that are alike on all ranks draw from a `torch.Generator` of their own",
-        stacklevel=2,
-    )
+def _wrong(states: Sequence[Sequence[int]]) -> str | None:
+    """The first two stages that draw the same random numbers."""
+    for (one, (state,)), (other, (same,)) in combinations(enumerate(states), 2):
+        if state and state == same:
+            return (
+                f"stages {one} and {other} draw the same random numbers, so that dropout leaves "
+                "out the same positions in both: seed each rank otherwise, "
+                "`torch.manual_seed(seed + rank)`, and let batches that are alike on all ranks "
+                "draw from a `torch.Generator` of their own"
+            )
+    return None
 
 
 def of_stages(site: Site) -> Iterator[tuple[int, Draws]]:
@@ -103,8 +70,9 @@ def of_stages(site: Site) -> Iterator[tuple[int, Draws]]:
         yield stage, Draws(site.device)
 
 
-def of_rank(rank: Rank) -> Iterator[SharedDraws]:
+def of_rank(rank: Rank) -> Iterator[Compared]:
     """Make the part that compares all ranks."""
-    layout = rank.site.plan.layout
     own = parts_by_stage(Draws, rank.site.parts)
-    yield SharedDraws(layout, own, rank.wire, rank.site.device)
+    yield Compared(
+        rank, lambda: {stage: [draws.begin] for stage, draws in own.items()}, _wrong
+    )

@@ -11,18 +11,16 @@ If both change the gradient, the result may differ. Neither stage can see that, 
 their hooks once.
 """
 
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
+from functools import partial
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from schedlang.runtime.door import Rank, Site
 from schedlang.runtime.part import Forward, Part, parts_by_stage
+from schedlang.runtime.parts.compared import Compared
 from schedlang.runtime.torch_private.leaf_hooks import has_hooks_before
 from schedlang.runtime.torch_private.pytrees import tree_flatten
-from schedlang.runtime.wire import Wire
 from schedlang.schedule.layout import Layout
 
 
@@ -45,52 +43,20 @@ class BoundaryHooks(Part):
             self.of_output = any(map(has_hooks_before, outputs))
 
 
-class SharedHooks(Part):
-    """Compares the hooks of all stages after the first step."""
-
-    def __init__(
-        self,
-        layout: Layout,
-        own: Mapping[int, BoundaryHooks],
-        wire: Wire,
-        device: torch.device,
-    ) -> None:
-        self._layout = layout
-        self._own = own
-        self._wire = wire
-        self._device = device
-        self._is_first = True
-
-    def end_step(self) -> None:
-        """Warn, on rank 0, of the first two neighbours that both have hooks of the tensor that
-        passes between them.
-        """
-        if not self._is_first:
-            return
-        self._is_first = False
-        stages = len(self._layout.placement)
-        hooks = torch.zeros(2, stages, dtype=torch.int32, device=self._device)
-        for stage, own in self._own.items():
-            hooks[0, stage] = own.of_input
-            hooks[1, stage] = own.of_output
-        self._wire.reduce(hooks, dist.ReduceOp.MAX)
-        # Now all ranks know the hooks of all stages.
-        of_input, of_output = hooks.tolist()
-        for later, before in enumerate(self._layout.before):
-            for earlier in before:
-                if of_output[earlier] and of_input[later]:
-                    if self._wire.processes.own == 0:
-                        _warn_of(earlier, later)
-                    return
-
-
-def _warn_of(earlier: int, later: int) -> None:
-    warnings.warn(
-        f"stage {earlier} has hooks of what it returns, and stage {later} of what it is given: "
-        f"alone those of stage {earlier} see the gradient first, here those of stage {later}; if "
-        "both change it, let one of them take a view of the tensor, `x.view_as(x)`, for its hooks",
-        stacklevel=2,
-    )
+def _wrong(layout: Layout, of_stages: Sequence[Sequence[int]]) -> str | None:
+    """The first two neighbours that both have hooks of the tensor that passes between them."""
+    for later, before in enumerate(layout.before):
+        for earlier in before:
+            has_of_input, _ = of_stages[later]
+            _, has_of_output = of_stages[earlier]
+            if has_of_output and has_of_input:
+                return (
+                    f"stage {earlier} has hooks of what it returns, and stage {later} of what it "
+                    f"is given: alone those of stage {earlier} see the gradient first, here those "
+                    f"of stage {later}; if both change it, let one of them take a view of the "
+                    "tensor, `x.view_as(x)`, for its hooks"
+                )
+    return None
 
 
 def of_stages(site: Site) -> Iterator[tuple[int, BoundaryHooks]]:
@@ -99,8 +65,13 @@ def of_stages(site: Site) -> Iterator[tuple[int, BoundaryHooks]]:
         yield stage, BoundaryHooks()
 
 
-def of_rank(rank: Rank) -> Iterator[SharedHooks]:
+def of_rank(rank: Rank) -> Iterator[Compared]:
     """Make the part that compares all ranks."""
-    layout = rank.site.plan.layout
     own = parts_by_stage(BoundaryHooks, rank.site.parts)
-    yield SharedHooks(layout, own, rank.wire, rank.site.device)
+    yield Compared(
+        rank,
+        lambda: {
+            stage: [hooks.of_input, hooks.of_output] for stage, hooks in own.items()
+        },
+        partial(_wrong, rank.site.plan.layout),
+    )

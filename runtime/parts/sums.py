@@ -33,7 +33,6 @@ from schedlang.runtime.shared_weights import (
 )
 from schedlang.runtime.stage import Stage
 from schedlang.runtime.torch_private.tensors import local_part
-from schedlang.runtime.values import on_device
 from schedlang.runtime.wire import InFlight, Wire
 from schedlang.schedule.kinds import MAKERS, STEPS, Kind, kinds_of
 
@@ -254,7 +253,11 @@ def _counts(weights: Sequence[Sequence[Tensor]]) -> Tensor:
     """For each weight, the number of its copies that have a gradient."""
     counts = [sum(copy.grad is not None for copy in copies) for copies in weights]
     like = weights[0][0] if weights else torch.empty(0)
-    return on_device(torch.tensor(counts, dtype=like.dtype), like.device)
+    numbers = torch.tensor(counts, dtype=like.dtype)
+    if like.is_cuda:
+        # The host does not wait for the GPU.
+        numbers = numbers.pin_memory()
+    return numbers.to(like.device, non_blocking=True)
 
 
 def _have_gradients(weights: Sequence[Sequence[Tensor]], counts: Tensor) -> list[bool]:

@@ -43,7 +43,7 @@ class ReplicaUpdates(Part):
 
     def calls(self, plan: Plan, rank: int) -> Iterator[ExtraCall]:
         """Begin the sum for an update after the last backward of all replicas on this rank, or
-        where the plan says so.
+        where the plan says so; without a backward, before their first `U`.
         """
         last = dict[int, int]()
         numbers = {stage.number for stage in self._stages}
@@ -56,6 +56,15 @@ class ReplicaUpdates(Part):
                 last[plan.layout.update_of(number, max(microbatch, 0))] = index
         for index in last.values():
             yield ExtraCall(index, When.AFTER, self._begin)
+        if not last:
+            # The backwards of these replicas, which run ahead of others, are on other ranks.
+            steps = [
+                index
+                for index, (kind, number, _) in enumerate(ops)
+                if number in numbers and kind in STEPS
+            ]
+            for index in steps[:: len(numbers)]:
+                yield ExtraCall(index, When.BEFORE, self._begin)
 
     def _weights(self) -> list[list[nn.Parameter]]:
         return [

@@ -13,8 +13,6 @@ from operator import attrgetter
 
 from torch import Tensor, nn
 
-from schedlang.plan.plan import Plan
-from schedlang.runtime.checks import check_frozen_weights
 from schedlang.runtime.door import Site
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Backward, Forward, Part
@@ -56,22 +54,6 @@ class SameWeights(Part):
                 "old ones: put adapters in before `Pipeline` is made, load weights before that or "
                 "without `assign=True`, or make another `Pipeline` now"
             )
-
-
-class FrozenStage(Part):
-    """Checks that the weights of a stage that the plan freezes stay frozen: neither the script nor
-    a forward may thaw them.
-    """
-
-    def __init__(self, stage: int, module: nn.Module, plan: Plan) -> None:
-        self._stage = stage
-        self._plan = plan
-        self._weights = dict(module.named_parameters())
-
-    def after_forward(self, run: Forward) -> None:
-        """PipelineError if a weight requires a gradient now."""
-        if not run.is_evaluation:
-            check_frozen_weights(self._plan, self._stage, self._weights)
 
 
 class FrozenUnderWay(Part):
@@ -210,7 +192,5 @@ def of_stages(site: Site) -> Iterator[tuple[int, Part]]:
         yield stage, SameWeights(stage, module)
         if site.plan.layout.trains(stage):
             yield stage, FrozenUnderWay(stage, module)
-        else:
-            yield stage, FrozenStage(stage, module, site.plan)
         if not is_sharded(module):
             yield stage, Weights(stage, module, site.plan.has_updates)

@@ -15,7 +15,7 @@ from schedlang.diagnostics.arguments import Params
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.repair import Repair
 from schedlang.diagnostics.source import Source
-from schedlang.files.reading import NO_FILE
+from schedlang.files.sources import NO_FILE
 from schedlang.language import syntax
 from schedlang.language.expand import parameters
 from schedlang.language.expressions import Number

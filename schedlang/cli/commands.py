@@ -96,7 +96,7 @@ def _report(
 ) -> None:
     """Write a plan, if to a file; print what it is, and warnings."""
     from schedlang.lowering import OWN
-    from schedlang.plan.plan import write_plan
+    from schedlang.plan.write import write_plan
     from schedlang.proof.lints import lint
 
     if options.output:

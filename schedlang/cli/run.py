@@ -25,7 +25,7 @@ def run(options: argparse.Namespace) -> int:
     from importlib.util import find_spec
     from tempfile import TemporaryDirectory
 
-    from schedlang.plan.plan import write_plan
+    from schedlang.plan.write import write_plan
 
     plan = load_compiled(options)
     if find_spec("torch") is None:

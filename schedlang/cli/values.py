@@ -248,7 +248,8 @@ def program(text: str) -> str:
     """The path of a program or another file to read: `-` is standard input, and a name that no file
     has may be that of a program of the gallery.
     """
-    from schedlang.files.programs import may_name, names, path_of
+    from schedlang.files.programs import names, path_of
+    from schedlang.files.sources import may_name
 
     if text == "-" or not may_name(text):
         return text

@@ -1,12 +1,12 @@
 """The programs of the gallery, by their names."""
 
-import os
 import re
 from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
 from schedlang.files.package import GALLERY
+from schedlang.files.reading import unreadable
 
 
 def names() -> list[str]:
@@ -23,11 +23,6 @@ def called(path: str | Path) -> str:
     """What people call a file: a program of the gallery by its name, others by their path."""
     is_of_gallery = Path(path).suffix == ".sched" and Path(path).parent == GALLERY
     return Path(path).stem if is_of_gallery else str(path)
-
-
-def may_name(text: str) -> bool:
-    """Whether a text may be the name of a program: it is no file, no path, and has no ending."""
-    return "/" not in text and "." not in text and not os.path.lexists(text)
 
 
 def text_of(name: str) -> str:
@@ -67,3 +62,15 @@ def families() -> tuple[list[Family], list[str]]:
         elif text and not line.startswith("#"):
             found.append(Family(name, text, {}))
     return found, starters
+
+
+def file_of(name: str) -> Path:
+    """The file of a program of the gallery; CompileError for a name that it does not have."""
+    known = names()
+    if name in known:
+        return path_of(name)
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, known, n=1)
+    reason = "there is no such file, and no program of the gallery has this name"
+    raise unreadable(name, reason, f"there is `{close[0]}`" if close else None)

@@ -9,13 +9,10 @@ from typing import Any
 from schedlang.diagnostics.arguments import check_type
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Source
-from schedlang.files.programs import may_name, names, path_of
 
 #: The path that means standard input, and what messages call it.
 STANDARD_INPUT = "-"
 _SHOWN = "<stdin>"
-#: The path that messages give for a program that is in no file.
-NO_FILE = "<text>"
 
 
 def read_bytes(path: str | Path) -> bytes:
@@ -55,42 +52,6 @@ def read_source(path: str | Path) -> Source:
 def shown(path: str | Path) -> str:
     """What messages call a file."""
     return _SHOWN if str(path) == STANDARD_INPUT else str(path)
-
-
-def source_of(program: Source | str | Path, name: str = "source") -> Source:
-    """A program, given as itself, by the path of its file, as its text, or by its name in the
-    gallery, where no file has this name.
-
-    Text that has a `{` is that of a program, since every program has one; other text is a path.
-    CompileError for a file that cannot be read; TypeError names the argument `name`, if it is
-    anything else.
-    """
-    if isinstance(program, Source):
-        return program
-    if isinstance(program, str) and "{" in program:
-        return Source(NO_FILE, program)
-    check_type(
-        name, program, (str, PathLike), "a path, the text of a program, or a Source"
-    )
-    if program == "":
-        raise ValueError(
-            f"`{name}` is '': it must be a path, the text of a program, or a Source"
-        )
-    if isinstance(program, str) and may_name(program):
-        return read_source(_in_gallery(program))
-    return read_source(Path(program))
-
-
-def _in_gallery(name: str) -> Path:
-    """The file of a program of the gallery; CompileError for a name that it does not have."""
-    known = names()
-    if name in known:
-        return path_of(name)
-    from difflib import get_close_matches
-
-    close = get_close_matches(name, known, n=1)
-    reason = "there is no such file, and no program of the gallery has this name"
-    raise unreadable(name, reason, f"there is `{close[0]}`" if close else None)
 
 
 def check_is_path(path: Any, name: str = "path") -> None:

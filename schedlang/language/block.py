@@ -11,19 +11,14 @@ from itertools import pairwise
 import numpy as np
 from attrs import frozen
 
+from schedlang.language.declarations import Declarations
 from schedlang.language.faults import Fault
-from schedlang.language.record import wrong_microbatch, wrong_slice, wrong_stage
 from schedlang.language.scopes import LARGEST
 from schedlang.language.sites import Sites
+from schedlang.language.wrong_calls import wrong_microbatch, wrong_slice, wrong_stage
 from schedlang.schedule.actions import Actions
-from schedlang.schedule.columns import (
-    SLOTS,
-    Columns,
-    Ints,
-    actions_of,
-    members,
-    repeated,
-)
+from schedlang.schedule.arrays import Ints, members, repeated
+from schedlang.schedule.columns import SLOTS, Columns, actions_of
 from schedlang.schedule.frozen import NOTHING, runs_as
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.naming import Names
@@ -124,6 +119,44 @@ def _are_apart(rank: Ints, slot: Ints, repeat: Ints, interval: int) -> bool:
     # Slot and rank as one number, so that equal pairs are equal numbers.
     taken = moved * (rank.max(initial=0) + 1) + rank
     return len(np.unique(taken)) == len(taken)
+
+
+def run_block(
+    declared: Declarations, layout: Layout
+) -> tuple[Sequence[Actions], Slots]:
+    """Repeat a building block until all microbatches have passed."""
+    ranks = len(declared.every_rank())
+    repeats = declared.repeats(layout)
+    calls: list[int] = []
+    counts: list[int] = []
+    end: Fault | None = None
+    for repeat in repeats:
+        before = len(calls)
+        try:
+            declared.names["program"](*repeat.microbatches, calls.extend)
+        except Fault as fault:
+            end = fault
+        counts.append((len(calls) - before) // (declared.sites.width + 1))
+        if end:
+            break
+    # What is wrong with a call comes before what ended the run.
+    drawing = draw(layout, declared.sites, calls, counts)
+    if end:
+        raise end
+    try:
+        return drawing.actions(ranks, [repeat.offset for repeat in repeats])
+    except Fault as fault:
+        # A search for what would help, so only where it is needed.
+        if fault.code == "collision":
+            fault.help = _apart(drawing.least_interval())
+        raise
+
+
+def _apart(interval: int | None) -> str:
+    """A help for a collision: the least interval without one."""
+    if interval is None:
+        return "both are in one repeat of the block, at any interval: move one to another slot"
+    return f"`every {interval}` is the least interval without a collision, with these slots"
 
 
 def draw(layout: Layout, sites: Sites, calls: list[int], repeats: list[int]) -> Drawing:

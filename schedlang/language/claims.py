@@ -24,7 +24,7 @@ from schedlang.language.codegen import Codegen, variable
 from schedlang.language.faults import Fault
 from schedlang.language.scopes import FIGURES_OF_RANKS
 from schedlang.language.sites import ClaimSite, Figures
-from schedlang.language.stages import stage_functions
+from schedlang.language.stage_functions import stage_functions
 from schedlang.language.trees import Itself
 from schedlang.on_demand import on_demand
 from schedlang.schedule.costs import UNIT, Costs

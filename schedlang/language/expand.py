@@ -24,31 +24,35 @@ from schedlang.language.declarations import (
     Unfinished,
     declare,
 )
-from schedlang.language.faults import Fault, Met
-from schedlang.language.names import OBJECTIVES, check_names
-from schedlang.language.record import Calls, make_stream, record
+from schedlang.language.faults import Fault
+from schedlang.language.names import check_names
+from schedlang.language.record import Calls, record
 from schedlang.language.trees import Itself
 from schedlang.on_demand import on_demand
 from schedlang.schedule.actions import Actions
 from schedlang.schedule.columns import actions_of, columns_of
 from schedlang.schedule.costs import UNIT, Costs
-from schedlang.schedule.findings import ranks_text
 from schedlang.schedule.kinds import MAKERS, Kind
 from schedlang.schedule.layout import Layout
-from schedlang.schedule.schedule import MESSAGE_TYPES, Schedule, Slots
+from schedlang.schedule.schedule import MESSAGE_TYPES, OBJECTIVES, Schedule, Slots
 
 if TYPE_CHECKING:
-    from schedlang.language.block import draw
+    from schedlang.language.block import run_block
     from schedlang.language.hints import nearest
+    from schedlang.language.met import Met, diagnostics
     from schedlang.language.pricing import program_costs
+    from schedlang.language.steady import make_stream
     from schedlang.language.variables import trace
     from schedlang.schedule.frozen import in_use
 else:
-    # For programs that declare such things: a building block, costs, frozen stages.
-    draw = on_demand("schedlang.language.block.draw")
+    # For programs that declare such things: a building block, a steady part, costs, frozen stages.
+    run_block = on_demand("schedlang.language.block.run_block")
+    make_stream = on_demand("schedlang.language.steady.make_stream")
     program_costs = on_demand("schedlang.language.pricing.program_costs")
     in_use = on_demand("schedlang.schedule.frozen.in_use")
     # For programs that are wrong.
+    Met = on_demand("schedlang.language.met.Met")
+    diagnostics = on_demand("schedlang.language.met.diagnostics")
     nearest = on_demand("schedlang.language.hints.nearest")
     trace = on_demand("schedlang.language.variables.trace")
 
@@ -110,14 +114,17 @@ def _expand(
     try:
         declared = declare(tree, params)
     except Unfinished as unfinished:
-        params = unfinished.declared.params
-        met = Met(unfinished.fault, None, values_text(params))
-        raise CompileError([_diagnostic(source, unfinished.declared, [met])]) from None
+        raise _met(source, unfinished.declared, unfinished.fault) from None
     try:
         return _Expansion(source, declared, costs).schedule()
     except Fault as fault:
-        met = Met(fault, None, values_text(declared.params))
-        raise CompileError([_diagnostic(source, declared, [met])]) from None
+        raise _met(source, declared, fault) from None
+
+
+def _met(source: Source, declared: Declarations, fault: Fault) -> CompileError:
+    """The error for a fault that no rank alone has met."""
+    met = Met(fault, None, values_text(declared.params))
+    return CompileError(diagnostics(source, declared.spans, [met]))
 
 
 def _check_params(
@@ -176,10 +183,12 @@ class _Expansion:
         self.costs.check(layout)
         slots: Slots | None = None
         if isinstance(declared.order, syntax.Repeated):
-            ranks, slots = self.run_block(layout)
+            ranks, slots = run_block(declared, layout)
         else:
             ranks = self.run_ranks(layout)
-        stream = make_stream(layout, declared.sites, ranks)
+        stream = None
+        if declared.sites.parts:
+            stream = make_stream(layout, declared.sites, ranks)
         costs = self.costs
         if declared.prices:
             own = program_costs(declared.prices, layout, declared.sites)
@@ -271,7 +280,8 @@ class _Expansion:
             else:
                 ranks.append(order.actions())
         if self.faults:
-            raise CompileError(self.diagnostics())
+            spans = declared.spans
+            raise CompileError(diagnostics(self.source, spans, self.faults))
         # The program is written as though all were trained; what frozen stages do not need is left
         # out here.
         if layout.frozen:
@@ -289,69 +299,8 @@ class _Expansion:
         assert first is not None
         self.faults.append(Met(first, rank, values_text(values)))
 
-    def run_block(self, layout: Layout) -> tuple[Sequence[Actions], Slots]:
-        """Repeat a building block until all microbatches have passed."""
-        declared = self.declared
-        ranks = len(declared.every_rank())
-        repeats = declared.repeats(layout)
-        calls: list[int] = []
-        counts: list[int] = []
-        end: Fault | None = None
-        for repeat in repeats:
-            before = len(calls)
-            try:
-                declared.names["program"](*repeat.microbatches, calls.extend)
-            except Fault as fault:
-                end = fault
-            counts.append((len(calls) - before) // (declared.sites.width + 1))
-            if end:
-                break
-        # What is wrong with a call comes before what ended the run.
-        drawing = draw(layout, declared.sites, calls, counts)
-        if end:
-            raise end
-        try:
-            return drawing.actions(ranks, [repeat.offset for repeat in repeats])
-        except Fault as fault:
-            # A search for what would help, so only where it is needed.
-            if fault.code == "collision":
-                fault.help = _apart(drawing.least_interval())
-            raise
-
-    def diagnostics(self) -> list[Diagnostic]:
-        """The faults of all ranks; one mistake met on several ranks is one diagnostic."""
-        groups: dict[tuple[str, int], list[Met]] = {}
-        for met in self.faults:
-            groups.setdefault((met.fault.code, met.fault.location), []).append(met)
-        return [
-            _diagnostic(self.source, self.declared, group) for group in groups.values()
-        ]
-
 
 def _chosen(tree: syntax.Schedule, word: str, default: str) -> str:
     """The name behind a word that chooses one, if the program has it."""
     choices = [item for item in tree.items if isinstance(item, syntax.Choice)]
     return next((item.name.text for item in choices if item.word == word), default)
-
-
-def _diagnostic(source: Source, declared: Declarations, group: list[Met]) -> Diagnostic:
-    """The diagnostic for a mistake, with the values of names on the first rank that made it."""
-    fault = group[0].fault
-    notes = [f"here with {group[0].values}"] if group[0].values else []
-    if len(group) > 1:
-        others = [met.rank for met in group[1:] if met.rank is not None]
-        notes.append(f"and on {ranks_text(others)}")
-    labels = {fault.location: "", **fault.labels}
-    places = tuple(
-        Label(declared.spans[location], text) for location, text in labels.items()
-    )
-    return Diagnostic(
-        fault.code, fault.message, places, source, tuple(notes), fault.help
-    )
-
-
-def _apart(interval: int | None) -> str:
-    """A help for a collision: the least interval without one."""
-    if interval is None:
-        return "both are in one repeat of the block, at any interval: move one to another slot"
-    return f"`every {interval}` is the least interval without a collision, with these slots"

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from attrs import frozen
-
 NO_LABELS: Mapping[int, str] = MappingProxyType({})
 
 
@@ -30,12 +28,3 @@ class Fault(Exception):
         self.location = location
         self.help = help
         self.labels = labels
-
-
-@frozen
-class Met:
-    """A fault, the rank that made it, and the values of its names there."""
-
-    fault: Fault
-    rank: int | None
-    values: str

@@ -9,7 +9,7 @@ from typing import Any
 from attrs import frozen
 
 from schedlang.schedule.costs import Costs
-from schedlang.schedule.fixed_point import exact_text
+from schedlang.schedule.exact_text import exact_text
 from schedlang.schedule.kinds import INPUT_HALVES, OPS, TRANSFERS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.naming import Names

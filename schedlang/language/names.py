@@ -16,7 +16,7 @@ from schedlang.language.scopes import FIGURES, Declared, Scopes, is_decimal
 from schedlang.language.sites import WORDS_OF_STAGE
 from schedlang.language.syntax import walk
 from schedlang.on_demand import on_demand
-from schedlang.schedule.schedule import MESSAGE_TYPES, WEIGHT_RULES
+from schedlang.schedule.schedule import MESSAGE_TYPES, OBJECTIVES, WEIGHT_RULES
 
 if TYPE_CHECKING:
     from schedlang.language.hints import nearest
@@ -38,8 +38,6 @@ _WITHOUT = (
     "without it, the optimizer steps come after all backwards",
 )
 
-#: What an `objective` can be: figures of a timeline.
-OBJECTIVES = ("makespan", "span")
 #: What is chosen by a name that is one of a few, by the word of its item.
 CHOICES: dict[str, tuple[str, Collection[str]]] = {
     "objective": ("objective", OBJECTIVES),

@@ -7,21 +7,37 @@ call, whatever is wrong with it.
 """
 
 from array import array
-from collections import Counter, OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, count, islice
+from itertools import accumulate, count
+from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import define
 
 from schedlang.language.faults import Fault
 from schedlang.language.sites import Sites
+from schedlang.on_demand import on_demand
 from schedlang.schedule.actions import NO_MICROBATCH, Actions
-from schedlang.schedule.columns import actions_from, actions_of, columns_of
+from schedlang.schedule.columns import actions_from
 from schedlang.schedule.kinds import OPS
 from schedlang.schedule.layout import Layout
-from schedlang.schedule.naming import Names
-from schedlang.schedule.schedule import Stream
+
+if TYPE_CHECKING:
+    from schedlang.language.wrong_calls import (
+        too_many,
+        wrong_microbatch,
+        wrong_slice,
+        wrong_stage,
+    )
+    from schedlang.schedule.naming import Names
+else:
+    # For programs with a mistake.
+    too_many = on_demand("schedlang.language.wrong_calls.too_many")
+    wrong_microbatch = on_demand("schedlang.language.wrong_calls.wrong_microbatch")
+    wrong_slice = on_demand("schedlang.language.wrong_calls.wrong_slice")
+    wrong_stage = on_demand("schedlang.language.wrong_calls.wrong_stage")
+    Names = on_demand("schedlang.schedule.naming.Names")
 
 #: Columns of a plan have 32 bits. A stream has no last microbatch, but none from here on.
 _TOO_LARGE = 2**31
@@ -200,35 +216,12 @@ class Order:
                     f"all {number} are done"
                 )
                 fault = Fault("nothing-next", message, location)
-                self.end_before(index, self._too_many(fault, index, number))
+                self.end_before(index, self._with_others(fault, index, number))
                 return
 
-    def _too_many(self, fault: Fault, index: int, number: int) -> Fault:
-        """The fault for an op after the last microbatch; where another call took some of them, with
-        the help that says so: a steady loop may have forgotten its warm-up.
-        """
-        location = fault.location
-        counted_as = self.sites.counted_as
-        by_others = Counter(
-            other
-            for other, stage in zip(
-                self.locations[:index], self.stages[:index], strict=True
-            )
-            if stage == self.stages[index]
-            and counted_as[other] == counted_as[location]
-            and other != location
-        )
-        if not by_others:
-            return fault
-        other, done = by_others.most_common(1)[0]
-        return Fault(
-            fault.code,
-            fault.message,
-            location,
-            f"{done} of {number} are done before: a loop here runs the others, "
-            f"`microbatches - {done}` of them",
-            {location: "", other: f"{done} of them are done here"},
-        )
+    def _with_others(self, fault: Fault, index: int, number: int) -> Fault:
+        """The fault for an op after the last microbatch, with what other calls have taken."""
+        return too_many(fault, self.sites, self.locations, self.stages, index, number)
 
     def _least_units(self) -> int:
         """The fewest microbatches, or slices, that any stage of the rank has."""
@@ -308,7 +301,7 @@ class Order:
                 )
                 if too_many:
                     number = units[self.stages[index]]
-                    fault = self._too_many(fault, index, number)
+                    fault = self._with_others(fault, index, number)
                 self.end_before(index, fault)
                 return
 
@@ -387,77 +380,3 @@ def record(rank: int, layout: Layout, sites: Sites, calls: Calls) -> Order:
     order.check_microbatches()
     order.check_beside()
     return order
-
-
-def wrong_stage(layout: Layout, rank: int, op: str, stage: int, location: int) -> Fault:
-    """The fault for an op of a stage that the rank does not hold."""
-    last = len(layout.placement) - 1
-    help: str | None = None
-    if not 0 <= stage <= last:
-        message = f"`{op}` of stage {stage}, there are stages 0 to {last}"
-        condition = "r > 0" if stage < 0 else "r < ranks - 1"
-        way_out = f"leave it out where there is no such stage: `if {condition} {{ … }}`"
-        if stage < 0 and len(layout.pipelines) > 1:
-            # The text says of which pipeline, and where that has no such stage, the number is -1.
-            there_are = ", ".join(islice(_names_of_stages(layout), 4))
-            message = f"`{op}` of a stage that there is not: there are {there_are}"
-            way_out = "each counts its stages from 0, on whichever ranks they are"
-        return Fault("no-such-stage", message, location, way_out)
-    holder = layout.placement[stage]
-    name = Names(layout).stage(stage)
-    message = f"`{op}` of stage {name} on rank {rank}, it is on rank {holder}"
-    held = layout.placement.count(rank)
-    if held > 1 and stage < held:
-        help = f"the stage of this rank's chunk c is `stage(c)`: `{op}(stage(c), m)`"
-    return Fault("not-on-this-rank", message, location, help)
-
-
-def _names_of_stages(layout: Layout) -> Iterator[str]:
-    """The first and the last stage of each pipeline."""
-    names = Names(layout)
-    for pipeline in layout.pipelines:
-        first = names.stage(pipeline.start)
-        last = names.stage(pipeline.stop - 1)
-        yield f"`{first}` to `{last}`"
-
-
-def wrong_slice(layout: Layout, op: str, number: int, location: int) -> Fault:
-    """The fault for an op of a slice that does not exist."""
-    message = f"`{op}` of slice {number}, there are slices 0 to {layout.slices - 1}"
-    return Fault("no-such-slice", message, location)
-
-
-def wrong_microbatch(
-    layout: Layout, op: str, stage: int, number: int, location: int
-) -> Fault:
-    """The fault for an op of a microbatch that the stage does not have."""
-    last = layout.units(stage) // layout.slices - 1
-    message = f"`{op}` of microbatch {number // layout.slices}, there are microbatches 0 to {last}"
-    return Fault("no-such-microbatch", message, location)
-
-
-def make_stream(
-    layout: Layout, sites: Sites, orders: Sequence[Actions]
-) -> Stream | None:
-    """The stream of a program that has a `steady` part."""
-    if not sites.parts:
-        return None
-    if "steady" not in sites.parts:
-        help = "in a schedule with a flush, write the ops of `warmup` before the others"
-        raise Fault("missing-part", "there is a `warmup`, but no `steady`", 0, help)
-    columns = columns_of(orders)
-    parts = {location: site.part for location, site in sites.ops.items()}
-    outside = [location for location, part in parts.items() if not part]
-    wrong = np.flatnonzero(np.isin(columns.source, outside))
-    if len(wrong):
-        rank, index = columns.place(int(wrong[0]))
-        name = Names(layout).of(orders[rank], index)
-        message = f"`{name}` stands outside of `warmup` and `steady`"
-        raise Fault("steady", message, int(columns.source[wrong[0]]))
-
-    def of_part(name: str) -> Sequence[Actions]:
-        locations = [location for location, part in parts.items() if part == name]
-        rows = np.flatnonzero(np.isin(columns.source, locations))
-        return actions_of(len(orders), columns.taken(rows))
-
-    return Stream(of_part("warmup"), of_part("steady"))

@@ -2,9 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from schedlang.language.codegen import variable
 from schedlang.language.faults import Fault
-from schedlang.schedule.layout import Pipeline
 
 # A program may ask for the stage of each of a million ops, and Python calls a function in half the
 # time that it takes for an object.
@@ -34,25 +32,6 @@ def numbered_stage_of(pipelines: Sequence[StageOf]) -> NumberedStageOf:
         return pipelines[number](stage) if 0 <= number < count else -1
 
     return number_of
-
-
-def stage_functions(
-    pipelines: Sequence[Pipeline],
-) -> dict[str, StageOf | NumberedStageOf]:
-    """The functions that give the stages of all pipelines, by their Python names."""
-    named: dict[str, StageOf | NumberedStageOf] = {}
-    numbered: dict[str, list[StageOf]] = {}
-    for pipeline in pipelines:
-        # `lane(0)`, `lane(1)`: pipelines that differ by a number have one function.
-        name = variable(pipeline.family)
-        stages = stage_of(pipeline.start, pipeline.stop - pipeline.start)
-        if pipeline.name == pipeline.family:
-            named[name] = stages
-        else:
-            numbered.setdefault(name, []).append(stages)
-    return named | {
-        name: numbered_stage_of(functions) for name, functions in numbered.items()
-    }
 
 
 def stage_range(start: int, stop: int, count: int, location: int) -> range:

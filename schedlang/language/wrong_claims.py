@@ -15,8 +15,8 @@ from schedlang.language import expressions, syntax
 from schedlang.language.faults import Fault
 from schedlang.language.scopes import FIGURES, FIGURES_OF_RANKS
 from schedlang.language.sites import ClaimSite, Figures
+from schedlang.schedule.exact_text import exact_text
 from schedlang.schedule.findings import Finding
-from schedlang.schedule.fixed_point import exact_text
 from schedlang.schedule.schedule import Claim, Schedule
 
 #: Gives the value of an expression in a claim.

@@ -18,7 +18,8 @@ from schedlang.lowering.co_issue import co_issue
 from schedlang.on_demand import on_demand
 from schedlang.proof.events import Events
 from schedlang.schedule.actions import Actions, is_transfer
-from schedlang.schedule.columns import actions_of, columns_of, members
+from schedlang.schedule.arrays import members
+from schedlang.schedule.columns import actions_of, columns_of
 from schedlang.schedule.kinds import ROWS
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import PORTABLE, transports

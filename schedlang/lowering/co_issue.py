@@ -12,7 +12,8 @@ from attrs import evolve, frozen
 
 from schedlang.proof.events import Events
 from schedlang.proof.moments import Moments, global_events, sent_as
-from schedlang.schedule.columns import Columns, Ints, actions_of
+from schedlang.schedule.arrays import Ints
+from schedlang.schedule.columns import Columns, actions_of
 from schedlang.schedule.kinds import RECEIVES, SENDS, Kind
 from schedlang.schedule.needs import needs_of
 from schedlang.schedule.schedule import Schedule

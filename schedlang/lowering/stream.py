@@ -11,7 +11,8 @@ from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Label
 from schedlang.lowering import lower
 from schedlang.ranks.weights import follow_weights
-from schedlang.schedule.columns import Columns, Ints, actions_of, columns_of, counts_of
+from schedlang.schedule.arrays import Ints, counts_of
+from schedlang.schedule.columns import Columns, actions_of, columns_of
 from schedlang.schedule.periods import repeat, steps_of
 from schedlang.schedule.schedule import Kernel, Schedule
 from schedlang.schedule.stream import unroll

@@ -21,7 +21,8 @@ from schedlang.passes.op_graph import ROUNDING, Graph, Orders
 from schedlang.proof.durations import op_ends
 from schedlang.proof.execution import Execution
 from schedlang.proof.prove import can_run, ideal_execution, prove
-from schedlang.schedule.columns import Floats, Ints, actions_of, counts_of, op_names
+from schedlang.schedule.arrays import Floats, Ints, counts_of
+from schedlang.schedule.columns import actions_of, op_names
 from schedlang.schedule.kinds import INPUT_HALVES, Kind
 from schedlang.schedule.periods import Periods, steps_of
 from schedlang.schedule.schedule import Schedule

@@ -8,7 +8,7 @@ from attrs import define, field
 from schedlang.passes.op_graph import Graph, Orders
 from schedlang.passes.slots import fill_slots
 from schedlang.passes.track import Track
-from schedlang.schedule.columns import Ints
+from schedlang.schedule.arrays import Ints
 from schedlang.schedule.kinds import Kind
 
 #: The byte of a slot in which an op runs, and of an empty one.

@@ -14,14 +14,8 @@ from schedlang.passes.slots import fill_slots
 from schedlang.passes.squeeze import squeeze
 from schedlang.passes.warmup import longer_warmups
 from schedlang.schedule.actions import Actions
-from schedlang.schedule.columns import (
-    SLOTS,
-    Flags,
-    Ints,
-    actions_from,
-    is_any,
-    table_of,
-)
+from schedlang.schedule.arrays import Flags, Ints, is_any
+from schedlang.schedule.columns import SLOTS, actions_from, table_of
 from schedlang.schedule.kinds import INPUT_HALVES, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule

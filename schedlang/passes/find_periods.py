@@ -5,7 +5,8 @@ from itertools import groupby
 
 import numpy as np
 
-from schedlang.schedule.columns import Columns, Floats, Ints, counts_of, op_names
+from schedlang.schedule.arrays import Floats, Ints, counts_of
+from schedlang.schedule.columns import Columns, op_names
 from schedlang.schedule.kinds import ROWS, Kind
 from schedlang.schedule.periods import Periods, Run, steps_of
 from schedlang.schedule.schedule import Schedule

@@ -18,7 +18,7 @@ from schedlang.passes.best_order import best_order
 from schedlang.passes.online import Choices, N, Online
 from schedlang.passes.op_graph import ROUNDING, Graph, Orders
 from schedlang.passes.squeeze import squeeze
-from schedlang.schedule.columns import Floats, counts_of
+from schedlang.schedule.arrays import Floats, counts_of
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.schedule import Schedule
 

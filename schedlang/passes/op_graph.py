@@ -10,16 +10,9 @@ from attrs import evolve
 
 from schedlang.proof.durations import latencies, op_ends
 from schedlang.proof.graph import Items
-from schedlang.schedule.columns import (
-    Flags,
-    Floats,
-    Ints,
-    actions_of,
-    counts_of,
-    members,
-    op_names,
-    repeated,
-)
+from schedlang.schedule.arrays import Flags, Floats, Ints, counts_of, members, repeated
+from schedlang.schedule.columns import actions_of, op_names
+from schedlang.schedule.kept import keeps_all
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.needs import all_needs_of
 from schedlang.schedule.schedule import Schedule
@@ -129,7 +122,9 @@ class Graph(Nodes):
         self.fixed_memory = costs.fixed_memory
         amounts = costs.memory(self.schedule.layout).counted()
         amount = amounts.of(actions.kind, actions.stage, actions.microbatch)
-        stays = self.schedule.keeps_all(actions.kind, actions.stage, actions.microbatch)
+        stays = keeps_all(
+            self.schedule, actions.kind, actions.stage, actions.microbatch
+        )
         # First all ops of a node allocate their memory, then all of them free theirs.
         takes = counts_of(node, np.maximum(amount, 0), len(last))
         change = counts_of(node, amount * stays, len(last))

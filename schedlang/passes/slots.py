@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from schedlang.schedule.columns import Ints, repeated
+from schedlang.schedule.arrays import Ints, repeated
 
 
 def fill_slots(slot: Ints, width: Ints, owes: Ints) -> tuple[Ints, Ints]:

@@ -4,8 +4,12 @@ The compiler stands above the plans that it makes. So nothing here knows it: who
 `schedlang` for a name has it say what compiles.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Any
+
+from schedlang.diagnostics.diagnostic import CompileError
+from schedlang.schedule.schedule import Schedule
 
 _compiling: list[Callable[..., Any]] = []
 
@@ -15,9 +19,20 @@ def compile_with(compile: Callable[..., Any]) -> None:
     _compiling[:] = [compile]
 
 
-def compiled(*given: Any) -> Any:
-    """The plan of a program, given as `schedlang.compile` takes it; its `wrong` are claims that do
-    not hold, and ranks without room.
+def compiled_for(plan: Schedule, microbatches: int) -> Any:
+    """The plan of the program of another plan, for this number of microbatches. CompileError if a
+    rank has no room for it; claims that do not hold are warnings.
     """
     (compile,) = _compiling
-    return compile(*given)
+    made = compile(
+        plan.source.alone,
+        plan.params | plan.lists | {"microbatches": microbatches},
+        plan.costs,
+        plan.is_forward_only,
+        plan.transport,
+    )
+    for wrong in made.wrong:
+        if wrong.code != "assert":
+            raise CompileError(list(made.wrong))
+        warnings.warn(f"{made.title}: {wrong.message}", stacklevel=4)
+    return made

@@ -11,30 +11,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-import warnings
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attrs import asdict, field, fields, frozen
 
-from schedlang.diagnostics.arguments import check_type, check_whole
-from schedlang.diagnostics.diagnostic import CompileError, Diagnostic, counted
-from schedlang.files.reading import check_is_path
+from schedlang.diagnostics.arguments import check_whole
+from schedlang.diagnostics.diagnostic import Diagnostic, counted
 from schedlang.on_demand import on_demand
-from schedlang.plan.compiling import compiled
-from schedlang.schedule.schedule import MOST_STEPS, Kernel, Schedule, Trial
+from schedlang.schedule.schedule import MOST_STEPS, OBJECTIVES, Kernel, Schedule, Trial
 
 if TYPE_CHECKING:
-    from schedlang.files.writing import write_bytes
+    from schedlang.plan.compiling import compiled_for
     from schedlang.plan.writer import encode, lines_of, texts_of
     from schedlang.schedule.costs import Costs
     from schedlang.schedule.notebook import drawn
     from schedlang.schedule.periods import repeat
 else:
+    # For other numbers of microbatches.
+    compiled_for = on_demand("schedlang.plan.compiling.compiled_for")
     # For plans that are written.
-    write_bytes = on_demand("schedlang.files.writing.write_bytes")
     encode = on_demand("schedlang.plan.writer.encode")
     lines_of = on_demand("schedlang.plan.writer.lines_of")
     texts_of = on_demand("schedlang.plan.writer.texts_of")
@@ -137,17 +134,7 @@ class Plan(Schedule):
                 f"the plan {self.title} is of no program with a parameter `microbatches`"
             )
         if microbatches not in self._family:
-            plan: Plan = compiled(
-                self.source.alone,
-                self.params | self.lists | {"microbatches": microbatches},
-                self.costs,
-                self.is_forward_only,
-                self.transport,
-            )
-            for wrong in plan.wrong:
-                if wrong.code != "assert":
-                    raise CompileError(list(plan.wrong))
-                warnings.warn(f"{plan.title}: {wrong.message}", stacklevel=2)
+            plan: Plan = compiled_for(self, microbatches)
             updates = max(self.layout.updates, plan.layout.updates)
             self._family[microbatches] = plan.for_updates(updates)
         return self._family[microbatches]
@@ -208,18 +195,12 @@ class Plan(Schedule):
             else self.costs.to_json(),
             "spans": [[span.start, span.end] for span in self.spans],
             **({"message_type": self.message_type} if self.message_type else {}),
+            **(
+                {"objective": self.objective} if self.objective != OBJECTIVES[0] else {}
+            ),
         }
 
 
 def sha256_of(text: str) -> str:
     """The hash of a program's text, by which it is known again."""
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def write_plan(plan: Plan, path: str | Path) -> None:
-    """Write a plan file; CompileError when it cannot be written, TypeError for what is no plan or
-    no path.
-    """
-    check_type("plan", plan, Plan, "a Plan, of `compile` or `read_plan`")
-    check_is_path(path)
-    write_bytes(plan.encode(), path)

@@ -7,7 +7,7 @@ A file may come from anywhere: from another version, another program, or an edit
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -30,7 +30,7 @@ from schedlang.plan.text import parse_actions
 from schedlang.schedule.actions import Actions
 from schedlang.schedule.layout import Layout, Pipeline
 from schedlang.schedule.layout_rules import wrong_with
-from schedlang.schedule.schedule import MESSAGE_TYPES, Kernel, WeightRule
+from schedlang.schedule.schedule import MESSAGE_TYPES, OBJECTIVES, Kernel, WeightRule
 from schedlang.schedule.transports import transports
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ _LATER = {
     "models": False,
     "keepers": [],
     "message_type": "",
+    "objective": OBJECTIVES[0],
 }
 
 
@@ -112,7 +113,8 @@ class Reader:
             spans=spans,
             weights=self.weights(layout),
             transport=self.transport(),
-            message_type=self.message_type(),
+            message_type=self.choice("message_type", MESSAGE_TYPES),
+            objective=self.choice("objective", OBJECTIVES),
             costs=WrittenCosts(self.document.get("costs"), partial(self.costs, layout)),
             kernels=self.kernels(actions),
         )
@@ -151,12 +153,12 @@ class Reader:
             )
         return params
 
-    def message_type(self) -> str:
-        """The field `message_type`."""
-        name = self.value("message_type")
-        if name not in ("", *MESSAGE_TYPES):
-            self.wrong(f"`message_type` must be one of {', '.join(MESSAGE_TYPES)}")
-        return str(name)
+    def choice(self, name: str, choices: Collection[str]) -> str:
+        """A field that came later, and is one of some words where a document has it."""
+        value = self.value(name)
+        if value not in (_LATER[name], *choices):
+            self.wrong(f"`{name}` must be one of {', '.join(choices)}")
+        return str(value)
 
     def lists(self) -> dict[str, tuple[int, ...]]:
         """The lists in the field `params`."""

@@ -18,7 +18,7 @@ from schedlang.plan.file import (
     line_of,
 )
 from schedlang.schedule.actions import NO_MICROBATCH, OVERLAP, Actions, word
-from schedlang.schedule.columns import Ints, is_any
+from schedlang.schedule.arrays import Ints, is_any
 from schedlang.schedule.kinds import TRANSFERS, Kind
 
 #: Texts of one length, which end in zeros: of each row its characters.

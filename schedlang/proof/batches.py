@@ -3,7 +3,8 @@
 import numpy as np
 
 from schedlang.diagnostics.diagnostic import CompileError
-from schedlang.schedule.columns import Columns, Ints
+from schedlang.schedule.arrays import Ints
+from schedlang.schedule.columns import Columns
 from schedlang.schedule.findings import Finding, diagnose
 from schedlang.schedule.schedule import Schedule
 

@@ -12,19 +12,11 @@ import numpy as np
 from attrs import frozen
 
 from schedlang.proof.batches import exchanging
-from schedlang.schedule.columns import (
-    Columns,
-    Flags,
-    Floats,
-    Ints,
-    is_any,
-    repeated,
-    repeats,
-)
+from schedlang.schedule.arrays import Flags, Floats, Ints, is_any, repeated, repeats
+from schedlang.schedule.columns import Columns
 from schedlang.schedule.findings import Finding
 from schedlang.schedule.kinds import RECEIVES, ROWS, SENDS, TRANSFERS, Kind
 from schedlang.schedule.layout import Layout
-from schedlang.schedule.needs import other_numbers
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import Transport
 
@@ -80,9 +72,8 @@ class Channels:
         times = np.zeros(len(self.columns))
         for made, send in SENDS.items():
             sends = self.columns.where(send)
-            numbers = other_numbers(self.schedule.layout, send)[
-                self.columns.stage[sends]
-            ]
+            of_receives = np.array(self.schedule.layout.other_numbers(send))
+            numbers = of_receives[self.columns.stage[sends]]
             times[sends] = table[made, np.minimum(numbers, table.shape[1] - 1)]
         # A receive takes the time of the send that it meets, even if it is meant for another one.
         received = np.flatnonzero(~self.is_send & (self.partner >= 0))
@@ -261,7 +252,7 @@ def _tags(layout: Layout, columns: Columns, rows: Ints) -> Ints:
     kind = columns.kind[rows]
     for send in SENDS.values():
         sends = kind == send
-        number[sends] = other_numbers(layout, send)[number[sends]]
+        number[sends] = np.array(layout.other_numbers(send))[number[sends]]
     return number * 2 + is_any(kind, SENDS[Kind.B], RECEIVES[Kind.B])
 
 

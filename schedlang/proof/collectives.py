@@ -28,15 +28,8 @@ from schedlang.proof.graph import NOTHING
 from schedlang.proof.presence import presence
 from schedlang.proof.threads import Threads
 from schedlang.ranks.hops import homes
-from schedlang.schedule.columns import (
-    STREAMS,
-    Columns,
-    Ints,
-    counts_of,
-    how_many_before,
-    is_any,
-    op_names,
-)
+from schedlang.schedule.arrays import Ints, counts_of, how_many_before, is_any
+from schedlang.schedule.columns import STREAMS, Columns, op_names
 from schedlang.schedule.findings import Finding, amiss, here, ranks_text
 from schedlang.schedule.kinds import MEETS, OF_HOPS, OPS, kinds_of
 from schedlang.schedule.layout import Layout

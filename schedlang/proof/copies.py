@@ -6,7 +6,8 @@ import numpy as np
 
 from schedlang.proof.structure import unit_slots
 from schedlang.proof.threads import Threads
-from schedlang.schedule.columns import STREAMS, is_any
+from schedlang.schedule.arrays import is_any
+from schedlang.schedule.columns import STREAMS
 from schedlang.schedule.findings import Finding
 from schedlang.schedule.kinds import AWAY, BACK, MEETS, OF_STAGE, REPEATS
 from schedlang.schedule.schedule import Schedule

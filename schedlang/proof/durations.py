@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from schedlang.schedule.columns import Columns, Floats, Ints
+from schedlang.schedule.arrays import Floats, Ints
+from schedlang.schedule.columns import Columns
 from schedlang.schedule.costs import Durations, Transfers
 from schedlang.schedule.kinds import RECEIVES
 from schedlang.schedule.layout import Layout

@@ -25,17 +25,25 @@ draws it.
 """
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from schedlang.on_demand import on_demand
 from schedlang.proof.events import Events
 from schedlang.proof.features import functions
 from schedlang.proof.graph import NEVER, Graph
 from schedlang.proof.threads import Threads
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.kinds import AWAY, BACK
-from schedlang.schedule.needs import needs_of, sums_of
+from schedlang.schedule.needs import needs_of
 from schedlang.schedule.schedule import Schedule, once
+
+if TYPE_CHECKING:
+    from schedlang.schedule.sums import sums_of
+else:
+    # For optimizer steps.
+    sums_of = on_demand("schedlang.schedule.sums.sums_of")
 
 #: The graph by whose times copies of several ranks take turns: the events of a schedule, with the
 #: durations that count.
@@ -159,6 +167,8 @@ def _never_run(threads: Threads) -> None:
     needs = needs_of(threads.schedule)
     is_before = (needs.maker >= 0) & (needs.maker < threads.columns.batch[needs.user])
     is_late = ~needs.is_far & ~is_before & ~threads.columns.is_transfer[needs.user]
-    late = [needs.user[is_late], sums_of(threads.schedule).late(threads.columns)]
+    late = [needs.user[is_late]]
+    if threads.schedule.has_updates:
+        late.append(sums_of(threads.schedule).late(threads.columns))
     for users in late:
         threads.wait(threads.item[users], np.full(len(users), NEVER), users)

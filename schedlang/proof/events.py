@@ -10,7 +10,8 @@ import numpy as np
 from attrs import evolve, frozen
 
 from schedlang.proof.graph import NOTHING, Graph
-from schedlang.schedule.columns import Columns, Floats, Ints
+from schedlang.schedule.arrays import Floats, Ints
+from schedlang.schedule.columns import Columns
 from schedlang.schedule.fixed_point import FixedPoint
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.timeline import Bars, Beside, Timeline

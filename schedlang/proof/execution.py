@@ -10,14 +10,16 @@ from attrs import field, frozen
 from schedlang.on_demand import on_demand
 from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.layout import Layout
-from schedlang.schedule.notebook import drawn
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.timeline import Timeline
 
 if TYPE_CHECKING:
     from schedlang.proof.memory import Level, levels, peaks
     from schedlang.ranks.weights import bytes_of_weights
+    from schedlang.schedule.notebook import drawn
 else:
+    # For notebooks.
+    drawn = on_demand("schedlang.schedule.notebook.drawn")
     # For whoever asks what ranks hold.
     levels = on_demand("schedlang.proof.memory.levels")
     peaks = on_demand("schedlang.proof.memory.peaks")

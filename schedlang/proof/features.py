@@ -14,15 +14,21 @@ of the rows.
 
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
 from schedlang.diagnostics.diagnostic import CompileError
+from schedlang.on_demand import on_demand
 from schedlang.schedule.costs import Costs
-from schedlang.schedule.findings import diagnose
 from schedlang.schedule.kinds import BETWEEN, MEETS
 from schedlang.schedule.schedule import Schedule
+
+if TYPE_CHECKING:
+    from schedlang.schedule.findings import diagnose
+else:
+    # For schedules that are wrong.
+    diagnose = on_demand("schedlang.schedule.findings.diagnose")
 
 
 @frozen

@@ -24,7 +24,7 @@ from math import inf
 import numpy as np
 from attrs import define, field, fields, frozen
 
-from schedlang.schedule.columns import Flags, Floats, Ints, counts_of, repeated
+from schedlang.schedule.arrays import Flags, Floats, Ints, counts_of, repeated
 
 #: An event that never happens, as what something waits for; and none.
 NEVER = -2

@@ -9,8 +9,10 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from schedlang.on_demand import on_demand
-from schedlang.schedule.columns import STREAMS, Floats, Ints, is_any, repeated
+from schedlang.schedule.arrays import Floats, Ints, is_any, repeated
+from schedlang.schedule.columns import STREAMS
 from schedlang.schedule.costs import Amounts
+from schedlang.schedule.kept import keeps_all
 from schedlang.schedule.kinds import AWAY, BACK, ROWS, TRANSFERS, Kind
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.timeline import Bars, Timeline
@@ -55,8 +57,8 @@ def levels(
     nothing.
 
     An op takes memory when it begins and gives memory back when it ends. Ops that overlap begin and
-    end together. Activations that are not kept (see `Schedule.keeps`) count only at the begin of
-    their op. A rank that keeps what others offload holds it from the begin of their `offload` to
+    end together. Activations that do not stay (`schedlang.schedule.kept`) count only at the begin
+    of their op. A rank that keeps what others offload holds it from the begin of their `offload` to
     the end of their `reload`. Messages take memory when the op begins at which they do, by
     `schedlang.ranks.lifetimes`, and give it back when the op ends that uses them last, or before
     the op that knows them received.
@@ -65,7 +67,7 @@ def levels(
     fixed = amounts.fixed
     counted = amounts.counted()
     amount = ops.sign * counted.of(ops.kind, ops.stage, ops.microbatch)
-    stays = schedule.keeps_all(ops.kind, ops.stage, ops.microbatch)
+    stays = keeps_all(schedule, ops.kind, ops.stage, ops.microbatch)
     takes = amount > 0
     time = np.where(takes, ops.start, ops.end)
     # An op sees all changes up to its start, but none of ops that are issued behind it. At one

@@ -7,7 +7,7 @@ from schedlang.proof.edges import GraphOf, at_costs, in_turns, place_features
 from schedlang.proof.events import Events
 from schedlang.proof.graph import NEVER, NOTHING
 from schedlang.proof.threads import Threads
-from schedlang.schedule.columns import Ints
+from schedlang.schedule.arrays import Ints
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.kinds import WAITS
 from schedlang.schedule.needs import needs_of

@@ -28,10 +28,11 @@ from schedlang.on_demand import on_demand
 from schedlang.proof.edges import ideal_events, own_ideal_events
 from schedlang.proof.events import Events
 from schedlang.proof.graph import NOTHING, Graph
-from schedlang.schedule.columns import Columns, Flags, Floats, Ints, repeats
+from schedlang.schedule.arrays import Flags, Floats, Ints, repeats
+from schedlang.schedule.columns import Columns
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.kinds import HANDS_ON, OPS, RECEIVES, Kind
-from schedlang.schedule.needs import Needs, needs_of, other_numbers
+from schedlang.schedule.needs import Needs, needs_of
 from schedlang.schedule.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def sent_as(schedule: Schedule, needs: Needs, items: Ints) -> Ints:
     layout = schedule.layout
     table = np.zeros((max(RECEIVES) + 1, len(layout.all_numbers)), np.int64)
     for made, receive in RECEIVES.items():
-        table[made] = other_numbers(layout, receive)
+        table[made] = layout.other_numbers(receive)
     numbers: Ints = table[needs.made[items], needs.number[items]]
     return numbers
 

@@ -10,11 +10,11 @@ from schedlang.proof.threads import Threads
 from schedlang.proof.wrong_structure import first_gap, place_near
 from schedlang.ranks.weights import follow_weights
 from schedlang.schedule.actions import is_update
-from schedlang.schedule.columns import counts_of
+from schedlang.schedule.arrays import counts_of
 from schedlang.schedule.findings import Finding
 from schedlang.schedule.kinds import STEPS
-from schedlang.schedule.needs import sums_of
 from schedlang.schedule.schedule import Schedule, WeightRule
+from schedlang.schedule.sums import sums_of
 
 
 def wrong_structure(schedule: Schedule) -> list[Finding]:

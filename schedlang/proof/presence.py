@@ -18,7 +18,7 @@ from attrs import define, frozen
 
 from schedlang.proof.graph import NOTHING
 from schedlang.ranks.hops import homes
-from schedlang.schedule.columns import Flags, Ints, is_any
+from schedlang.schedule.arrays import Flags, Ints, is_any
 from schedlang.schedule.findings import Finding
 from schedlang.schedule.kinds import (
     GATHERS,

@@ -3,7 +3,7 @@
 import numpy as np
 
 from schedlang.ranks.weights import Versions
-from schedlang.schedule.columns import repeats
+from schedlang.schedule.arrays import repeats
 from schedlang.schedule.findings import Finding
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.schedule import Schedule

@@ -13,7 +13,7 @@ from schedlang.proof.collectives import sides_of
 from schedlang.proof.events import Events
 from schedlang.proof.graph import NOTHING
 from schedlang.proof.waits import Edge, describe
-from schedlang.schedule.columns import Ints
+from schedlang.schedule.arrays import Ints
 from schedlang.schedule.findings import Finding, ranks_text
 from schedlang.schedule.kinds import MEETS, WAITS, Kind, op_of
 from schedlang.schedule.needs import all_needs_of

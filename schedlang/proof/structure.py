@@ -11,8 +11,8 @@ import numpy as np
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.on_demand import on_demand
 from schedlang.proof.features import check
-from schedlang.schedule.columns import Columns, Ints, counts_of, is_any, repeats
-from schedlang.schedule.findings import diagnose
+from schedlang.schedule.arrays import Ints, counts_of, is_any, repeats
+from schedlang.schedule.columns import Columns
 from schedlang.schedule.kinds import MAKERS, OF_STAGE, Kind
 from schedlang.schedule.schedule import Schedule, once
 
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
         repeated_ops,
         unknown_actions,
     )
+    from schedlang.schedule.findings import diagnose
 else:
     # They say what is wrong, once it is known that something is.
+    diagnose = on_demand("schedlang.schedule.findings.diagnose")
     missing_ops = on_demand("schedlang.proof.wrong_structure.missing_ops")
     repeated_ops = on_demand("schedlang.proof.wrong_structure.repeated_ops")
     unknown_actions = on_demand("schedlang.proof.wrong_structure.unknown_actions")

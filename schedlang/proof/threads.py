@@ -14,7 +14,8 @@ from schedlang.on_demand import on_demand
 from schedlang.proof.durations import latencies, op_ends
 from schedlang.proof.events import Events, RankThreads
 from schedlang.proof.graph import NOTHING, Items
-from schedlang.schedule.columns import Columns, Floats, Ints, pairs_within
+from schedlang.schedule.arrays import Floats, Ints, pairs_within
+from schedlang.schedule.columns import Columns
 from schedlang.schedule.costs import Costs, Durations
 from schedlang.schedule.schedule import Schedule
 

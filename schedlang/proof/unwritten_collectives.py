@@ -6,9 +6,9 @@ from schedlang.proof.graph import NOTHING
 from schedlang.proof.presence import writes
 from schedlang.proof.threads import Threads
 from schedlang.ranks.shards import shards
-from schedlang.schedule.columns import counts_of
+from schedlang.schedule.arrays import counts_of
 from schedlang.schedule.kinds import STEPS, SUMS
-from schedlang.schedule.needs import gradients_of
+from schedlang.schedule.sums import gradients_of
 
 
 def place(threads: Threads) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.schedule.actions import is_update
-from schedlang.schedule.columns import Flags, Ints, is_any
+from schedlang.schedule.arrays import Flags, Ints, is_any
 from schedlang.schedule.findings import Finding
 from schedlang.schedule.kinds import MAKERS, OPS, Kind
 from schedlang.schedule.schedule import Schedule

@@ -26,11 +26,11 @@ from schedlang.python.places import Script, caller
 from schedlang.python.text import NAMES, Call, Text, program_text
 from schedlang.schedule.actions import is_update
 from schedlang.schedule.costs import UNIT, Costs, check_costs
-from schedlang.schedule.fixed_point import exact_text
+from schedlang.schedule.exact_text import exact_text
 from schedlang.schedule.kinds import OF_STAGE, OPS, TRANSFERS, Kind
 from schedlang.schedule.layout import Layout, Pipeline, of_graph
 from schedlang.schedule.layout_rules import WrongLayout, wrong_with
-from schedlang.schedule.schedule import WEIGHT_RULES
+from schedlang.schedule.schedule import MESSAGE_TYPES, WEIGHT_RULES
 from schedlang.schedule.transports import PORTABLE
 
 #: How stages may be placed by a word, as torch names it: rank by rank again and again, or to the
@@ -72,8 +72,9 @@ class Builder:
     `frozen` are stages whose weights do not change, of which ops that they have no use for are left
     out; `links[r]` is the link to the host of rank r, by default each has its own; `keepers[r]` is
     the rank that keeps what rank r offloads, by default its host does. `weights` is "latest",
-    "stash", "unstashed" or "delay(1)", or a list of these with one for each stage. `costs` are
-    those of the program: times and memory; others, as bytes, are for `compile`.
+    "stash", "unstashed" or "delay(1)", or a list of these with one for each stage. `message_type`
+    is "bf16" or "fp16" where messages between ranks are rounded. `costs` are those of the program:
+    times and memory; others, as bytes, are for `compile`.
 
     Ops take a rank and a microbatch, both counted from 0; a `stage` where the rank holds several;
     and a `slice` where there are slices. TypeError or ValueError names a wrong argument, at once.
@@ -96,6 +97,7 @@ class Builder:
         links: Sequence[int] = (),
         keepers: Sequence[int] = (),
         weights: str | Sequence[str] = "latest",
+        message_type: str = "",
         costs: Costs = UNIT,
     ) -> None:
         check_type("name", name, str, "text")
@@ -145,7 +147,8 @@ class Builder:
         _check_program_costs(costs)
         costs.check(layout)
         rules = _weights(weights, len(layout.placement))
-        self._head = Head(name, ranks, microbatches, layout, rules, costs)
+        check_choice("message_type", message_type, ["", *MESSAGE_TYPES])
+        self._head = Head(name, ranks, microbatches, layout, rules, costs, message_type)
         self._calls: list[list[Call]] = [[] for _ in range(ranks)]
         # What is wrong with the schedule as a whole is said of the line that makes the Builder.
         self._begin = caller()

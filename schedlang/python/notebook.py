@@ -11,7 +11,7 @@ from attrs import frozen
 from schedlang.compiler import compile
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.diagnostics.source import Source
-from schedlang.files.reading import source_of
+from schedlang.files.sources import source_of
 from schedlang.plan.plan import Plan
 from schedlang.proof.execution import Execution
 from schedlang.proof.prove import simulate

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from schedlang.compiler import compile
 from schedlang.diagnostics.source import Source
-from schedlang.files.reading import source_of
+from schedlang.files.sources import source_of
 from schedlang.plan.plan import Plan
 from schedlang.plan.proved import read_plan
 from schedlang.schedule.costs import UNIT, Costs

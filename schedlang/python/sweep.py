@@ -12,7 +12,7 @@ from schedlang.diagnostics.activity import doing
 from schedlang.diagnostics.arguments import check_params
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.diagnostics.source import Source
-from schedlang.files.reading import NO_FILE, source_of
+from schedlang.files.sources import NO_FILE, source_of
 from schedlang.plan.plan import Plan
 from schedlang.proof.prove import simulate
 from schedlang.python.plans import plan_of

@@ -36,6 +36,7 @@ from attrs import frozen
 from schedlang.ranks.lifetimes import Holds, lifetimes
 from schedlang.ranks.overlaps import overlapped_pairs
 from schedlang.schedule.actions import is_send, is_transfer
+from schedlang.schedule.kept import keeps
 from schedlang.schedule.kinds import AWAITS, OPS, USES_WEIGHTS, Kind, Op
 from schedlang.schedule.ops import COMPUTE
 from schedlang.schedule.schedule import Schedule
@@ -207,8 +208,8 @@ class _Host:
             self._wait_for_needs(index)
         for index in indices:
             kind, stage, microbatch = self.actions.at(index)
-            keeps = self.schedule.keeps(kind, stage, microbatch)
-            if OPS[kind].holds > 0 and keeps:
+            stays = keeps(self.schedule, kind, stage, microbatch)
+            if OPS[kind].holds > 0 and stays:
                 self._take(index)
             for send in self.sent_from[index]:
                 self._take(send)

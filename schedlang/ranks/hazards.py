@@ -27,6 +27,7 @@ from schedlang.ranks.gpu_streams import (
     gpu_steps,
 )
 from schedlang.schedule.actions import is_send, is_transfer
+from schedlang.schedule.kept import keeps
 from schedlang.schedule.kinds import HANDS_ON, OPS, READS, USES_WEIGHTS, Kind, Op
 from schedlang.schedule.ops import COMPUTE
 from schedlang.schedule.schedule import Schedule
@@ -182,7 +183,7 @@ class _Uses:
             writes.add(index)
             self.on_host[what] = index
             del self.activations[what]
-        elif op.holds > 0 and self.schedule.keeps(kind, stage, microbatch):
+        elif op.holds > 0 and keeps(self.schedule, kind, stage, microbatch):
             writes.add(index)
             self.activations[what] = index
         elif op.before:

@@ -14,8 +14,9 @@ from itertools import accumulate
 import numpy as np
 from attrs import evolve, frozen
 
-from schedlang.ranks.receipts import Receipts, begun
-from schedlang.schedule.columns import Flags, Floats, Ints, table_of
+from schedlang.ranks.receipts import Receipts, begun, fields_of
+from schedlang.schedule.arrays import Flags, Floats, Ints
+from schedlang.schedule.kept import keeps
 from schedlang.schedule.kinds import HANDS_ON, OPS, READS, op_of
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import timed
@@ -115,7 +116,7 @@ def _activations(schedule: Schedule, rank: int) -> Iterator[Lifetime]:
             holds = OPS[op.owes].holds
         if holds > 0:
             made[stage, microbatch] = index
-        if holds < 0 or not schedule.keeps(kind, stage, microbatch):
+        if holds < 0 or not keeps(schedule, kind, stage, microbatch):
             start = made.pop((stage, microbatch))
             name = names.of(actions, start)
             yield Lifetime(Holds.ACTIVATION, name, start, start, index)
@@ -203,7 +204,7 @@ class MessageTimes:
     def _received(self, rank: int) -> tuple[Ints, ...]:
         actions = self._schedule.ranks[rank]
         receive, start = begun(actions, timed(self._schedule.transport).tags)
-        kind, number, microbatch = table_of(actions)[:3, receive]
+        kind, number, microbatch = fields_of(actions)[:, receive]
         key = self._known.keys.of(kind, number, microbatch)
         stop = self._last_uses(rank)[key]
         what = np.full(len(receive), Holds.RECEIVED.value)

@@ -14,10 +14,9 @@ import numpy as np
 from attrs import define, field, frozen
 
 from schedlang.schedule.actions import Actions
-from schedlang.schedule.columns import Ints, is_any, members, table_of
+from schedlang.schedule.arrays import Ints, is_any, members
 from schedlang.schedule.kinds import AWAITS, RECEIVES, ROWS, SENDS, TRANSFERS
 from schedlang.schedule.layout import Layout
-from schedlang.schedule.needs import other_numbers
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import BLOCKING, PORTABLE
 
@@ -69,6 +68,11 @@ def begun(actions: Actions, early: bool) -> tuple[Ints, Ints]:
     return receives, np.where(before, ops[np.maximum(before - _EARLY, 0)], receives)
 
 
+def fields_of(actions: Actions) -> Ints:
+    """The kind, number and microbatch of each action of a rank: a row for each field."""
+    return np.array([actions.kind, actions.stage, actions.microbatch], np.int32)
+
+
 class MessageKeys:
     """A number for each message of a schedule, its key: by the kind of its receive, the number of
     the receive, and the microbatch.
@@ -83,7 +87,7 @@ class MessageKeys:
         self._first = np.zeros((ROWS, numbers), np.int64)
         for place, send in enumerate(SENDS.values()):
             begin = place * numbers
-            received_as = begin + other_numbers(layout, send)
+            received_as = begin + np.array(layout.other_numbers(send))
             self._first[send] = received_as * self._stride
             own_numbers = begin + np.arange(numbers)
             self._first[TRANSFERS[send].other_end] = own_numbers * self._stride
@@ -106,7 +110,7 @@ class MessageKeys:
         """The messages of a rank's ops, if every stage were on another rank: for each kind of op
         the kind of transfer, and for each message the index of the op, and its number and key.
         """
-        kind_of, stage, microbatch = table_of(actions)[:3]
+        kind_of, stage, microbatch = fields_of(actions)
         for kind, transfer in kinds.items():
             counts, numbers = self._of_stages[transfer]
             ops = np.flatnonzero(kind_of == int(kind))
@@ -195,7 +199,7 @@ class Receipts:
         """The sends of a rank."""
         if rank not in self._sends:
             actions = self.schedule.ranks[rank]
-            kind, number, microbatch = table_of(actions)[:3]
+            kind, number, microbatch = fields_of(actions)
             # Ops of a stage are looked up, too: they have no receiver.
             peer = self._peers[kind, number]
             index = np.flatnonzero(peer >= 0)

@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 from attrs import field, frozen
 
-from schedlang.schedule.columns import Flags, Ints, is_any
+from schedlang.schedule.arrays import Flags, Ints, is_any
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.findings import Finding
 from schedlang.schedule.kinds import MAKERS, REPEATS, STEPS, USES_WEIGHTS, Kind

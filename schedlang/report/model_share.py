@@ -12,6 +12,7 @@ from attrs import frozen
 
 from schedlang.proof.execution import Execution
 from schedlang.proof.prove import simulate
+from schedlang.report.changed_costs import resized
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.schedule import Schedule
 
@@ -50,7 +51,7 @@ class Share:
     def costs(self, plan: Schedule, costs: Costs) -> Costs:
         """Costs with the durations that the plan's ops have on the axis."""
         every = costs.over(plan.costs)
-        return every if self.factor == 1 else every.resized(self.factor, plan.layout)
+        return every if self.factor == 1 else resized(every, self.factor, plan.layout)
 
 
 def shares_of(

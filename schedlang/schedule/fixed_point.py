@@ -8,7 +8,7 @@ twentieths. Floats add whole numbers exactly.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 from math import lcm
 from typing import TYPE_CHECKING, Any
@@ -92,17 +92,6 @@ def fixed_point(given: Iterable[float | Fraction]) -> FixedPoint:
     return FixedPoint(denominator) if largest * denominator <= _MOST else ANY
 
 
-def added(numbers: Sequence[float]) -> float:
-    """The sum of some numbers: the nearest float, if the sum is known exactly."""
-    fixed = fixed_point(numbers)
-    return float(fixed.numbers(fixed.counts(numbers).sum()))
-
-
-def part(number: float, parts: int) -> float:
-    """A part of a number, as the nearest float."""
-    return float(meant(number) / parts)
-
-
 @lru_cache(1024)
 def meant(number: float | Fraction) -> Fraction:
     """The number that a float stands for: the shortest decimal that reads as this float."""
@@ -128,20 +117,3 @@ def as_float(number: float | Fraction) -> float | Fraction:
 def as_number(value: Fraction) -> int | Fraction:
     """A number as a whole one, if it is one."""
     return value.numerator if value.denominator == 1 else value
-
-
-def exact_text(value: float | Fraction) -> str:
-    """A number exactly, as a program writes it: without an exponent, whole if it is whole, and as a
-    quotient if it is no decimal.
-    """
-    exact = meant(value)
-    whole, rest = divmod(abs(exact.numerator), exact.denominator)
-    digits = ""
-    # A decimal comes to its end once all factors 2 and 5 of its denominator are used up.
-    while rest and len(digits) < exact.denominator.bit_length():
-        digit, rest = divmod(10 * rest, exact.denominator)
-        digits += str(digit)
-    if rest:
-        return f"{exact.numerator}.0 / {exact.denominator}"
-    sign = "-" if exact < 0 else ""
-    return f"{sign}{whole}.{digits}" if digits else f"{sign}{whole}"

@@ -20,7 +20,8 @@ they make at once, and the next ones would have to keep it.
 import numpy as np
 from attrs import evolve
 
-from schedlang.schedule.columns import Columns, Flags, Ints
+from schedlang.schedule.arrays import Flags, Ints
+from schedlang.schedule.columns import Columns
 from schedlang.schedule.kinds import (
     GATHERS,
     INPUT_HALVES,

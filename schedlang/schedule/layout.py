@@ -474,6 +474,10 @@ class Layout:
         """The other end of a transfer: its kind and number."""
         return counterpart(kind, number, len(self.placement))
 
+    def other_numbers(self, kind: int) -> list[int]:
+        """For each number of a transfer of a kind, the number at its other end."""
+        return [self.counterpart(kind, number)[1] for number in self.all_numbers]
+
     def peer(self, kind: int, number: int) -> int | None:
         """The rank at the other end of a transfer.
 

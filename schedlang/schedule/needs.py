@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 from attrs import frozen
 
-from schedlang.schedule.columns import Columns, Flags, Ints, is_any, members
+from schedlang.schedule.arrays import Flags, Ints, is_any, members
 from schedlang.schedule.kinds import (
     BACK,
     MAKERS,
@@ -23,7 +23,7 @@ from schedlang.schedule.kinds import (
     STEPS,
     Kind,
 )
-from schedlang.schedule.layout import Layout, Pipeline
+from schedlang.schedule.layout import Pipeline
 from schedlang.schedule.schedule import Schedule, once
 
 #: A kind, a stage or the number of a transfer, and a microbatch.
@@ -85,8 +85,9 @@ class Needs:
 
     The action `user` needs what the action `maker` makes: a product of the kind `made` (see
     `Op.makes`), of a stage and a microbatch. If another rank makes it, the action `receive` brings
-    it, under the number `number`. Gradients of weights are summed and not sent, see `Sums`. Users,
-    makers and receives are rows of the schedule's columns, or -1 where there is no such action.
+    it, under the number `number`. Gradients of weights are summed and not sent
+    (`schedlang.schedule.sums`). Users, makers and receives are rows of the schedule's columns, or
+    -1 where there is no such action.
     """
 
     # Rank 0 has stage 0, rank 1 stage 1, and the actions have these rows:
@@ -129,113 +130,10 @@ class Needs:
         return made, int(self.stage[item]), microbatch
 
 
-@frozen(eq=False)
-class Sums:
-    """The gradients that optimizer steps need: an item for each step and each replica of its stage,
-    the stage itself included.
-
-    `last` is the row of the last gradient that the replica adds to the update, or -1 where it adds
-    none. `is_whole` says whether it adds all of them, and `is_far` whether it is on another rank
-    than the step. `step` is a row as well.
-    """
-
-    step: Ints
-    last: Ints
-    is_whole: Flags
-    is_far: Flags
-
-    def late(self, columns: Columns) -> Ints:
-        """The steps that stand before a gradient that their own rank makes for them."""
-        is_before = self.is_whole & (self.last < columns.batch[self.step])
-        return self.step[~is_before & ~self.is_far]
-
-
-@frozen(eq=False)
-class Gradients:
-    """The gradients that a rank adds to an update of a piece of the model: an item for each rank,
-    piece and update, in the order of these.
-
-    A piece has the number of its stage in the first pipeline; stages of other pipelines are
-    replicas. `last` is the row of the action that makes the last of the gradients.
-    """
-
-    rank: Ints
-    piece: Ints
-    update: Ints
-    last: Ints
-
-    def taken(self, items: Flags) -> "Gradients":
-        """The items at which the flags are set."""
-        return Gradients(
-            self.rank[items], self.piece[items], self.update[items], self.last[items]
-        )
-
-    def of(self, rank: Ints, piece: Ints, update: Ints) -> Ints:
-        """The items of some ranks, pieces and updates; -1 where there is none."""
-        items = {
-            key: item
-            for item, key in enumerate(_keys(self.rank, self.piece, self.update))
-        }
-        return np.array(
-            [items.get(key, -1) for key in _keys(rank, piece, update)], np.int64
-        )
-
-
-def _keys(*columns: Ints) -> Iterator[tuple[int, ...]]:
-    """The rows of some columns."""
-    return zip(*(column.tolist() for column in columns), strict=True)
-
-
-@once
-def gradients_of(schedule: Schedule) -> Gradients:
-    """The gradients that each rank adds to the updates. Missing ones are left out."""
-    layout = schedule.layout
-    rules = _Rules(schedule)
-    placement = np.array(layout.placement, np.int64)
-    parts = []
-    for pipeline in layout.trained:
-        last = rules.gradients(pipeline).max(axis=2)
-        piece, update = np.indices(last.shape)
-        rank = placement[pipeline.start + piece]
-        # Models are no replicas of one another: their pieces are numbered on.
-        piece += layout.piece(pipeline.start)
-        parts.append([column.ravel() for column in (rank, piece, update, last)])
-    rank, piece, update, last = (
-        np.concatenate(column) for column in zip(*parts, strict=True)
-    )
-    order = np.lexsort((last, update, piece, rank))
-    order = order[last[order] >= 0]
-    # Of replicas on one rank, the one whose last gradient comes last.
-    keys = np.column_stack([rank, piece, update])[order]
-    goes_on = (np.diff(keys, axis=0) == 0).all(axis=1)
-    order = np.delete(order, np.flatnonzero(goes_on))
-    return Gradients(rank[order], piece[order], update[order], last[order])
-
-
-@once
-def sums_of(schedule: Schedule) -> Sums:
-    """The gradients that all optimizer steps need."""
-    rules = _Rules(schedule)
-    parts = []
-    for pipeline in schedule.layout.trained:
-        step, stage, update = rules.steps(pipeline)
-        by_update = rules.gradients(pipeline)
-        at = stage - pipeline.start, update
-        parts.append(
-            (step, stage, by_update.max(axis=2)[at], by_update.min(axis=2)[at])
-        )
-    step, stage, last, first = (
-        np.concatenate(column) for column in zip(*parts, strict=True)
-    )
-    placement = np.array(schedule.placement, np.int32)
-    is_far = placement[stage] != schedule.columns.rank[step]
-    return Sums(step, last, first >= 0, is_far)
-
-
 @once
 def needs_of(schedule: Schedule) -> Needs:
     """What every action needs, optimizer steps left out. A step needs every gradient of every
-    replica; `sums_of` has of these what matters for its time.
+    replica; `schedlang.schedule.sums` has of these what matters for its time.
     """
     return _needs_of(schedule, with_sums=False)
 
@@ -247,7 +145,7 @@ def all_needs_of(schedule: Schedule) -> Needs:
 
 
 def _needs_of(schedule: Schedule, with_sums: bool) -> Needs:
-    rules = _Rules(schedule)
+    rules = Rules(schedule)
     parts = list(rules.all(with_sums))
     user = np.concatenate([part.user for part in parts])
     stage = np.concatenate([part.stage for part in parts]).astype(np.int32)
@@ -284,7 +182,7 @@ class _Part:
     number: Ints
 
 
-class _Rules:
+class Rules:
     """The rules, applied to all actions of a kind at once."""
 
     def __init__(self, schedule: Schedule) -> None:
@@ -422,9 +320,3 @@ class _Rules:
             stages = [layout.stage_of(send, number) for number in layout.all_numbers]
             stage = np.array(stages, np.int32)[number]
             yield _Part(made, rows, stage, self.columns.microbatch[rows], number)
-
-
-def other_numbers(layout: Layout, kind: Kind) -> Ints:
-    """For each number of a transfer of a kind, the number at its other end."""
-    numbers = [layout.counterpart(kind, number)[1] for number in layout.all_numbers]
-    return np.array(numbers, np.int64)

@@ -9,7 +9,8 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 from attrs import evolve, frozen
 
-from schedlang.schedule.columns import Flags, Ints, actions_of, repeated
+from schedlang.schedule.arrays import Flags, Ints, repeated
+from schedlang.schedule.columns import actions_of
 from schedlang.schedule.kinds import ROWS, STEPS, TRANSFERS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Kernel, Schedule

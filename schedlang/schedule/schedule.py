@@ -20,17 +20,19 @@ from schedlang.on_demand import on_demand
 from schedlang.schedule.actions import Actions, is_update
 from schedlang.schedule.kinds import AWAY, FORWARD, GATHERS, REPEATS, Kind
 from schedlang.schedule.layout import Layout
-from schedlang.schedule.naming import Names
 from schedlang.schedule.transports import PORTABLE
 
 if TYPE_CHECKING:
-    from schedlang.schedule.columns import Columns, Flags, Ints, columns_of
+    from schedlang.schedule.columns import Columns, columns_of
     from schedlang.schedule.costs import Costs
     from schedlang.schedule.costs.model import unit_costs
+    from schedlang.schedule.naming import Names
 else:
     # For whoever asks for all actions or for costs: who runs a plan does not.
     columns_of = on_demand("schedlang.schedule.columns.columns_of")
     unit_costs = on_demand("schedlang.schedule.costs.model.unit_costs")
+    # For messages.
+    Names = on_demand("schedlang.schedule.naming.Names")
 
 T = TypeVar("T")
 S = TypeVar("S", bound="Schedule")
@@ -65,6 +67,8 @@ class Pass:
     location: int
 
 
+#: What an `objective` can be: figures of a timeline.
+OBJECTIVES = ("makespan", "span")
 #: The types to which messages may be rounded, each with its bits as a part of 32.
 MESSAGE_TYPES = {"bf16": 0.5, "fp16": 0.5}
 #: The names of rules by which stages read their weights; a `delay` has its number.
@@ -176,7 +180,7 @@ class Schedule:
     warnings: tuple[Diagnostic, ...] = field(default=(), eq=False, repr=False)
     _costs: Costs | Callable[[], Costs] | None = field(default=None, eq=_costs_of)
     transport: str = PORTABLE
-    objective: str = "makespan"
+    objective: str = OBJECTIVES[0]
     message_type: str = ""
     #: The parameters that are lists.
     lists: dict[str, tuple[int, ...]] = field(factory=dict)
@@ -291,42 +295,6 @@ class Schedule:
             yield set(np.flatnonzero(np.bincount(self.columns.kind)).tolist())
         else:
             yield from (set(actions.kind) for actions in self.ranks)
-
-    def keeps(self, kind: int, stage: int, microbatch: int) -> bool:
-        """Whether the memory that an op adds stays after it.
-
-        The memory of a forward does not stay if no backward needs it, or if the forward is
-        recomputed.
-        """
-        if kind != Kind.F:
-            return True
-        is_used = not self.is_forward_only and self.layout.has_backward[stage]
-        return is_used and (stage, microbatch) not in self.recomputed
-
-    def keeps_all(self, kinds: Ints, stages: Ints, microbatches: Ints) -> Flags:
-        """`keeps` of many ops."""
-        keeps = np.ones(len(kinds), bool)
-        # All but forwards keep what they add. Of forwards, those lose it whose backward never comes
-        # (inference, frozen stages, pipelines that run ahead), or makes it again.
-        forwards = np.flatnonzero(kinds == Kind.F)
-        if self.is_forward_only:
-            keeps[forwards] = False
-        elif self.recomputed:
-            keeps[forwards] = ~self._is_recomputed[
-                stages[forwards], microbatches[forwards]
-            ]
-        if self.layout.frozen or self.layout.handovers:
-            keeps[forwards] &= np.array(self.layout.has_backward)[stages[forwards]]
-        return keeps
-
-    @cached_property
-    def _is_recomputed(self) -> Flags:
-        """`recomputed` as a table, by stage and microbatch."""
-        stages = range(len(self.placement))
-        table = np.zeros((len(stages), max(map(self.layout.units, stages))), bool)
-        rows = self.columns.where(*REPEATS)
-        table[self.columns.stage[rows], self.columns.microbatch[rows]] = True
-        return table
 
     def peer(self, kind: int, number: int) -> int | None:
         """See `Layout.peer`."""

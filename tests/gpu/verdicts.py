@@ -14,7 +14,7 @@ import torch.distributed as dist
 from schedlang import CompileError, Kind, Plan, compile
 from schedlang.runtime.communicators import warm_up
 from schedlang.runtime.parts.edge_wire import EdgeWire
-from schedlang.runtime.processes import Processes, processes_of
+from schedlang.runtime.processes import Processes, all_processes
 from schedlang.schedule.actions import is_transfer
 from tests.gpu.checks import Said, check, device, join, rank
 
@@ -188,7 +188,7 @@ def _compare(
     expected = verdict(text, transport)
     # The actions are the program's own: on every transport the same.
     plan = compile(text, transport="gloo")
-    processes = processes_of(None)
+    processes = all_processes()
     wire = None
     if transport == "nccl-edge":
         watchdog: Any = _NoWatchdog()

@@ -266,6 +266,9 @@ class Together:
     of any stage overflows, it skips them all.
     """
 
+    grad_scale: Tensor | None
+    found_inf: Tensor
+
     def __init__(self, side: Training) -> None:
         self._side = side
 
@@ -273,8 +276,20 @@ class Together:
     def param_groups(self) -> list[dict[str, Any]]:
         return [group for each in self._side.optimizers for group in each.param_groups]
 
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether the optimizers unscale gradients and skip themselves, as fused ones do."""
+        return any(
+            getattr(each, "_step_supports_amp_scaling", False)
+            for each in self._side.optimizers
+        )
+
     def step(self) -> None:
         for each in self._side.optimizers:
+            if self._step_supports_amp_scaling:
+                # A scaler leaves these here before, and takes them away behind.
+                each.grad_scale = self.grad_scale  # type: ignore[attr-defined]
+                each.found_inf = self.found_inf  # type: ignore[attr-defined]
             each.step()
 
 

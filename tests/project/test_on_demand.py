@@ -18,7 +18,9 @@ CLAIMS = {
     "schedlang.language.claims",
     "schedlang.proof.figures",
     "schedlang.proof.memory",
-    # `schedlang` itself says what draws in notebooks.
+    "schedlang.schedule.findings",
+    # `schedlang` itself says what draws in notebooks, and what compiles.
+    "schedlang.plan.compiling",
     "schedlang.schedule.notebook",
 }
 

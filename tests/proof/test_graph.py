@@ -35,7 +35,7 @@ from schedlang.proof.message_edges import transport_events
 from schedlang.proof.moments import follows_moments
 from schedlang.proof.order import check_order
 from schedlang.proof.structure import check_structure
-from schedlang.schedule.columns import Floats
+from schedlang.schedule.arrays import Floats
 from schedlang.schedule.needs import all_needs_of
 from schedlang.schedule.schedule import once
 from schedlang.schedule.transports import transports

@@ -19,7 +19,7 @@ from schedlang.proof.events import Events
 from schedlang.proof.graph import Graph
 from schedlang.proof.message_edges import transport_events
 from schedlang.schedule.actions import is_transfer
-from schedlang.schedule.columns import Floats
+from schedlang.schedule.arrays import Floats
 from schedlang.schedule.costs import UNIT
 from schedlang.schedule.fixed_point import ANY
 from schedlang.schedule.transports import timed

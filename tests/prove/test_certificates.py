@@ -15,7 +15,7 @@ from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.extras.prove.certificates import what_it_proves
 from schedlang.extras.prove.check_orders import Wrong, check
 from schedlang.extras.prove.pieces.prover import prove_for_all
-from schedlang.files.reading import source_of
+from schedlang.files.sources import source_of
 from schedlang.proof.prove import ideal_execution
 from tests.support.damaged_certificates import is_refused
 from tests.support.forgeries import forged

@@ -16,7 +16,7 @@ from schedlang.extras.prove.pieces.expansion import Budget
 from schedlang.extras.prove.pieces.linear import NeedsBase, number, settled
 from schedlang.extras.prove.pieces.prover import prove_for_all
 from schedlang.extras.prove.result import Proof
-from schedlang.files.reading import source_of
+from schedlang.files.sources import source_of
 from schedlang.language.faults import Fault
 from schedlang.proof.prove import ideal_execution
 from tests.support.commands import exit_code, output
@@ -521,6 +521,33 @@ def test_a_certificate_without_an_edge_is_not_that_of_its_program() -> None:
     document = json.loads(json.dumps(proof.certificate))
     (one,) = document["classes"]
     one["edges"].remove([1, 2])
+    assert is_refused(document)
+
+
+HANDED_OVER = """
+schedule handed_over {
+    param ranks = 2
+    param microbatches = 4
+    pipeline back  runs microbatches stage s in 0 .. 2 on 1 - s
+    pipeline ahead runs microbatches stage s in 0 .. 1 on 0
+    edge s in 1 .. 2 from ahead(s - 1) to back(s)
+    rank r {
+        for m in 0 .. microbatches {
+            if r == 0 { F(ahead(0), m)  F(back(1), m)  B(back(1), m) }
+            else { F(back(0), m)  B(back(0), m) }
+        }
+    }
+}
+"""
+
+
+def test_gradients_of_a_handover_have_edges_of_their_own() -> None:
+    document = json.loads(json.dumps(prove_for_all(HANDED_OVER).certificate))
+    assert "proves handed_over for microbatches >= " in what_it_proves(document)
+    (one,) = document["classes"]
+    assert one["edges"] == [[2, 1]]
+    assert one["gradients"] == [[0, 1]]
+    one["gradients"] = []
     assert is_refused(document)
 
 

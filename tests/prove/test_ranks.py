@@ -25,7 +25,7 @@ from schedlang.extras.prove.sets.proofs import prove_for_all_ranks
 from schedlang.extras.prove.sets.sets_certificate import certificate_of
 from schedlang.extras.prove.sets.statements import UPDATES, with_digits
 from schedlang.extras.prove.sets.wording import condition_text
-from schedlang.files.reading import source_of
+from schedlang.files.sources import source_of
 from schedlang.language import syntax
 from schedlang.language.expand import check_text
 from schedlang.language.loading import load

@@ -393,6 +393,14 @@ def test_costs_are_decimals_in_the_program() -> None:
     assert "cost send = 0.05" in b.text()
 
 
+def test_messages_of_fewer_bits() -> None:
+    b = Builder(ranks=2, microbatches=4, message_type="bf16")
+    one_f_one_b(b, 2, 4)
+    assert b.compile().message_type == "bf16"
+    with pytest.raises(ValueError, match=r"`message_type` is 'bf15': .* '', 'bf16'"):
+        Builder(ranks=2, microbatches=4, message_type="bf15")
+
+
 def test_costs_by_microbatch_and_link_in_the_program() -> None:
     costs = Costs(
         forward_times=[[1, 2, 2, 2], [1, 2, 2, 2], [3.5, 3.5, 0.25, 3.5], [7] * 4],  # type: ignore[arg-type]

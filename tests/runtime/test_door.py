@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
 
 from schedlang import Source, compile
-from schedlang.plan.plan import write_plan
+from schedlang.plan.write import write_plan
 from schedlang.runtime.door import FEATURES
 from tests.support.paths import PROGRAMS, ROOT
 

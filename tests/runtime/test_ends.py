@@ -74,6 +74,31 @@ def told_by_the_watchdog() -> list[str]:
     ]
 
 
+class Slow:
+    """A store that answers late."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        sleep(0.5)
+        return getattr(self._store, name)  # type: ignore[no-any-return]
+
+
+def leaves_after_a_gather() -> None:
+    """Rank 0, which has the store, ends right after all have told something; rank 1 is slow."""
+    watchdog = pipeline()._watchdog
+    if dist.get_rank() == 1:
+        watchdog.store = Slow(watchdog.store)  # type: ignore[assignment]
+    told = watchdog.gather(str(dist.get_rank()), "told nothing")
+    os._exit(0 if told == {0: "0", 1: "1"} else 1)
+
+
+def test_the_rank_with_the_store_stays_until_all_have_read_it(run_ranks: Run) -> None:
+    outcome = run_ranks(leaves_after_a_gather, 2)
+    assert outcome.codes == [0, 0], outcome.logs
+
+
 def children() -> tuple[list[int | None], list[float]]:
     """How some processes end that the script forks and terminates, at once and after a while, and
     the losses of a step after that.

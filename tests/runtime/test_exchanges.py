@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from schedlang.plan.plan import Plan
-from schedlang.runtime import Pipeline
+from schedlang.runtime import Pipeline, add_loss
 from tests.support.models import WIDTH, batch, difference, program_with
 from tests.support.ranks import Run
 
@@ -101,6 +101,63 @@ def test_they_train_and_evaluate_as_in_one_process(lines: str, run_ranks: Run) -
     for gradients, outputs in run_ranks(compared, 2, lines).results():
         assert gradients < 1e-12
         assert outputs < 1e-12
+
+
+class Learned(Exchanging):
+    """An exchange with a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones((), dtype=torch.float64))
+
+    def exchange(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return super().exchange(self.scale * x)
+
+
+class Adding(Exchanging):
+    """An exchange that adds a loss."""
+
+    def exchange(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        add_loss("size", x.square().mean())
+        return super().exchange(x)
+
+
+def refused(kind: type[Exchanging], lines: str) -> None:
+    """A step of stages whose exchange would have to be trained."""
+    plan = program_with("experts_1f1b", lines, ranks=1, microbatches=2)
+    stages = dict(enumerate([Plain(), kind(), Plain()]))
+    for stage in plan.layout.frozen:
+        stages[stage].requires_grad_(False)
+    Pipeline(plan, stages, nn.functional.mse_loss).step(*batch(plan, 0))
+
+
+@pytest.mark.parametrize("lines", ["", "frozen 0 .. 1"])
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Learned, "`exchange` of stage 1 computes with weights of shape []"),
+        (Adding, "`exchange` of stage 1 adds the loss `size`"),
+    ],
+)
+def test_an_exchange_that_would_have_to_be_trained_is_refused(
+    kind: type[Exchanging], message: str, lines: str, run_ranks: Run
+) -> None:
+    outcome = run_ranks(refused, 1, kind, lines)
+    assert outcome.codes == [1]
+    assert message in outcome.logs[0], outcome.logs
+
+
+def with_a_method_too_many() -> None:
+    """The attention of the program, which takes what another rank sends, has the method."""
+    plan = program_with("experts_1f1b", "", ranks=1, microbatches=2)
+    stages = dict(enumerate([Exchanging(), Exchanging(), Plain()]))
+    Pipeline(plan, stages, nn.functional.mse_loss)
+
+
+def test_a_method_that_the_plan_never_calls_is_refused(run_ranks: Run) -> None:
+    outcome = run_ranks(with_a_method_too_many, 1)
+    assert outcome.codes == [1]
+    assert "stage 0 has a method `exchange`" in outcome.logs[0], outcome.logs
 
 
 def warned() -> list[str]:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from schedlang import compile
 from schedlang.plan.plan import Plan
 from schedlang.runtime import Pipeline, add_loss, added_losses
 from tests.support.models import WIDTH, alone, batch, difference, one_model, program
@@ -71,6 +72,58 @@ def test_steps_are_those_of_one_process(
     run_ranks: Run, backwards: int, steps: int
 ) -> None:
     assert max(run_ranks(trained, 4, steps, backwards).results()) < 1e-12
+
+
+UPDATED = """
+schedule updated {
+    param ranks = 2
+    param microbatches = 3
+    pipeline back  runs microbatches stage s in 0 .. 2 on 1 - s
+    pipeline ahead runs microbatches stage s in 0 .. 1 on 0
+    edge s in 1 .. 2 from ahead(s - 1) to back(s)
+    rank r {
+        for m in 0 .. microbatches {
+            if r == 0 { F(ahead(0), m)  F(back(1), m)  B(back(1), m) }
+            else { F(back(0), m)  B(back(0), m) }
+        }
+        U
+    }
+}
+"""
+
+
+def updated() -> float:
+    """How far weights are from those of one process, where the plan updates them."""
+    plan = compile(UPDATED)
+    expected = one_model(plan.layout)
+    reference = torch.optim.SGD(nn.Sequential(*expected).parameters(), 0.1)
+    stages = own_of(plan, one_model(plan.layout))
+    optimizers = {
+        number: torch.optim.SGD(stage.parameters(), 0.1)
+        for number, stage in stages.items()
+    }
+    ours = Pipeline(plan, stages, nn.functional.mse_loss, optimizers=optimizers)
+    for step in range(2):
+        inputs, targets = batch(plan, step)
+        ours.step(inputs, targets)
+        nn.functional.mse_loss(alone(expected, inputs), targets).backward()
+        reference.step()
+        reference.zero_grad()
+    return max(
+        difference(weight, other)
+        for number, stage in stages.items()
+        for weight, other in zip(
+            stage.parameters(),
+            expected[plan.layout.piece(number)].parameters(),
+            strict=True,
+        )
+    )
+
+
+def test_a_stage_that_runs_ahead_makes_the_updates_of_its_replica(
+    run_ranks: Run,
+) -> None:
+    assert max(run_ranks(updated, 2).results()) < 1e-12
 
 
 class Adding(nn.Module):

@@ -21,7 +21,8 @@ from torch.distributed.tensor.parallel import (
 )
 
 from schedlang.runtime import Pipeline
-from schedlang.runtime.processes import Replicas, counting_together
+from schedlang.runtime.meshes import counting_together
+from schedlang.runtime.processes import Replicas
 from tests.support.models import WIDTH, batch, difference, program
 from tests.support.ranks import Run
 

@@ -17,7 +17,7 @@ from torch import nn
 from schedlang import Kind
 from schedlang.plan.plan import Plan
 from schedlang.runtime import Pipeline, PipelineError
-from schedlang.runtime.messages import post_as_one
+from schedlang.runtime.message_batches import post_as_one
 from schedlang.runtime.precision import Rounding
 from tests.support.mesh import SCHEDULES, weights
 from tests.support.models import (

@@ -28,6 +28,7 @@ from tests.support.models import (
     one_model,
     pipeline,
     program,
+    program_with,
     replicated,
 )
 from tests.support.ranks import Run
@@ -271,6 +272,12 @@ REFUSED: dict[str, tuple[Plan, Plan, dict[str, Any], str]] = {
         evolve(plan_of("1f1b", microbatches=4), transport="gloo"),
         {},
         "is proved for `gloo`, and that of the pipeline for `portable`",
+    ),
+    "a type of messages": (
+        plan_of("1f1b", microbatches=4),
+        program_with("1f1b", "send bf16", ranks=2, microbatches=4),
+        {},
+        "rounds messages to bf16, and that of the pipeline to no type",
     ),
     "a part": (
         plan_of("1f1b", microbatches=4),

@@ -3,6 +3,7 @@
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -73,8 +74,12 @@ def _may_be_made(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.dtype == torch.bool
 
 
-def reads_of_a_step(plan: Plan, replicas: int) -> set[str]:
-    """What the third step reads, with clipping behind it."""
+#: The first step that is not watched.
+UNWATCHED = 5
+
+
+def reads_of_a_step(plan: Plan, replicas: int, steps: int = UNWATCHED) -> set[str]:
+    """What the last one of some steps reads, with clipping behind it."""
     mesh = None
     rank = dist.get_rank()
     if replicas > 1:
@@ -87,7 +92,7 @@ def reads_of_a_step(plan: Plan, replicas: int) -> set[str]:
     pipeline = Pipeline(plan, stages, nn.functional.mse_loss, mesh=mesh)
     x = torch.rand(2 * plan.microbatches, 8)
     with Reads() as reads:
-        for _ in range(3):
+        for _ in range(steps):
             reads.found.clear()
             pipeline.step(x, x)
             pipeline.clip_grad_norm_(1.0)
@@ -130,3 +135,17 @@ def compile_as_runtime(text: str) -> Any:
 
 def test_a_read_is_found() -> None:
     assert a_read() == {"__float__ in <module>"}
+
+
+def reads_of_a_captured_step(plan: Plan) -> set[str]:
+    """What step 4 reads if it is captured as a CUDA graph; another step 4 is watched."""
+    with patch("schedlang.runtime.setup.is_captured", return_value=True):
+        return reads_of_a_step(plan, replicas=1, steps=UNWATCHED - 1)
+
+
+def test_a_captured_step_is_not_watched(run_ranks: Run) -> None:
+    plan = compile("1f1b", {"ranks": 2, "microbatches": 4})
+    watched = run_ranks(reads_of_a_step, 2, plan, 1, UNWATCHED - 1).results()
+    assert watched == [{"__bool__ in are_same"}] * 2
+    captured = run_ranks(reads_of_a_captured_step, 2, plan).results()
+    assert captured == [set()] * 2

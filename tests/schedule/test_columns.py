@@ -7,13 +7,8 @@ import pytest
 from attrs import evolve
 
 from schedlang import compile
-from schedlang.schedule.columns import (
-    Ranks,
-    actions_of,
-    columns_of,
-    how_many_before,
-    pairs_within,
-)
+from schedlang.schedule.arrays import how_many_before, pairs_within
+from schedlang.schedule.columns import Ranks, actions_of, columns_of
 from schedlang.schedule.schedule import Schedule
 from tests.support.paths import PROGRAMS
 

@@ -19,6 +19,7 @@ from schedlang import (
 )
 from schedlang.extras.prove.pieces.prover import prove_for_all
 from schedlang.schedule.costs import read_costs
+from schedlang.schedule.kept import keeps_all
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.timeline import Bar
 from tests.support.paths import GALLERY
@@ -106,7 +107,7 @@ def has_other_rules(plan: Plan) -> bool:
     overlaps = ((columns.sizes > 1) & ~columns.is_transfer).any()
     if overlaps or columns.is_copy.any() or plan.layout.frozen:
         return True
-    return not plan.keeps_all(columns.kind, columns.stage, columns.microbatch).all()
+    return not keeps_all(plan, columns.kind, columns.stage, columns.microbatch).all()
 
 
 def test_peaks_are_those_of_a_count_microbatch_by_microbatch() -> None:

@@ -10,6 +10,7 @@ from schedlang import CompileError, Kind, Plan, compile, simulate
 from schedlang.diagnostics.source import Source
 from schedlang.report.views import lay_out
 from schedlang.report.views.html import page
+from schedlang.report.views.labels import Labels
 from schedlang.report.views.svg import svg
 from schedlang.report.views.terminal import draw
 from schedlang.report.views.trace import trace
@@ -98,18 +99,22 @@ def test_every_view_has_these_names(
     )
 
 
+def labels_of(name: str, **params: int) -> Labels:
+    return Labels(plan_of(name, **params).layout)
+
+
 def test_labels_are_cut_between_words_and_tell_the_stages_of_a_rank_apart() -> None:
     """Never within a parenthesis; the stage is left out first, then the letter of the kind."""
-    names = plan_of("weipipe", ranks=4, microbatches=8).names
+    names = labels_of("weipipe", ranks=4, microbatches=8)
     assert names.tags == ("l0", "l1", "l2", "l3")
     assert all("(" not in prefix for prefix in names.prefixes)
-    names = plan_of("chimera", ranks=4, microbatches=8).names
+    names = labels_of("chimera", ranks=4, microbatches=8)
     assert names.labels(Kind.B, 4, 3) == ["uB3", "B3", "3"]
     assert names.stages_beside(0) == "down(0), up(3)"
-    names = plan_of("interleaved_1f1b", ranks=2, microbatches=4).names
+    names = labels_of("interleaved_1f1b", ranks=2, microbatches=4)
     assert names.labels(Kind.F, 3, 2) == ["3F2", "F2", "2"]
     assert names.stages_beside(1) == "stages 1, 3"
-    names = plan_of("1f1b", ranks=2, microbatches=4).names
+    names = labels_of("1f1b", ranks=2, microbatches=4)
     assert names.labels(Kind.F, 1, 2) == ["F2", "2"]
 
 

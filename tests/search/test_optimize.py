@@ -17,7 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ortools.sat.python import cp_model
 
-from schedlang import CompileError, Costs, Source, compile, read_source, simulate
+from schedlang import (
+    CompileError,
+    Costs,
+    Source,
+    compile,
+    read_source,
+    simulate,
+    write_plan,
+)
 from schedlang.extras.search.optimize.constraints import Effort, look
 from schedlang.extras.search.optimize.instance import Instance, chains_of
 from schedlang.extras.search.optimize.optimize import judged, optimize
@@ -409,6 +417,22 @@ def test_the_command_says_how_good_it_is(
     assert document["value"] == document["bound"] == 14
     plan = compile(read_source(path))
     assert simulate(plan, ideal=True).timeline.makespan == 14
+
+
+def test_a_span_that_is_refuted_at_once(tmp_path: Path) -> None:
+    """Of the program, and of its plan file, which has the objective, too."""
+    program = tmp_path / "span.sched"
+    program.write_text("""schedule span {
+        param ranks = 3  param microbatches = 4
+        objective span
+        rank r { repeat microbatches { F(next) }  repeat microbatches { B(next) } }
+    }""")
+    plan = tmp_path / "span.json"
+    write_plan(compile(read_source(program)), plan)
+    for path in (program, plan):
+        document = json.loads(output("optimize", str(path), "--json"))
+        assert document["objective"] == "span"
+        assert document["value"] == document["bound"] == 18
 
 
 @pytest.mark.parametrize(

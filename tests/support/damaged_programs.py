@@ -18,7 +18,7 @@ from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.extras.prove.check_orders import check
 from schedlang.extras.prove.pieces.prover import prove_for_all
 from schedlang.extras.prove.result import Proof
-from schedlang.files.reading import source_of
+from schedlang.files.sources import source_of
 from tests.support.damaged_certificates import damaged_certificate, is_refused
 from tests.support.mistakes import damaged
 from tests.support.paths import PROGRAMS

@@ -12,7 +12,15 @@ from schedlang.schedule.actions import Actions
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout, Pipeline
 from schedlang.schedule.schedule import Schedule
-from tests.support.graph import far_edges, has_after, has_before, is_near, pieces
+from tests.support.graph import (
+    far_edges,
+    handovers,
+    has_after,
+    has_before,
+    is_near,
+    pieces,
+    runs_ahead,
+)
 from tests.support.own_collectives import EVENTS, Begun, are_in_place
 from tests.support.own_needs import HOPS
 from tests.support.own_order import are_exchanged
@@ -214,12 +222,16 @@ class _Oracle:
         stages = len(self.layout.placement)
         #: The earlier and the later stage of each far edge, by its number.
         self.skips = dict(enumerate(far_edges(layout), stages))
-        edges = [*self.skips.values()]
+        #: What brings gradients back: where pipelines run ahead of others, only the edges between
+        #: neighbours.
+        self.returning = {} if handovers(layout) else self.skips
+        edges = [*self.returning.values()]
         edges += [(a, a + 1) for a in range(stages) if is_near(layout, a)]
         self.trained = {
             stage
             for stage in range(stages)
             if self.replicas(stage)[0] not in layout.frozen
+            and not runs_ahead(layout, stage)
         }
         self.behind = trained_before(stages, edges, self.trained)
         self.right_output = cache(self._right_output)
@@ -349,7 +361,10 @@ class _Oracle:
             return None
         if self.layout.placement[other] == rank:
             return None
-        if kind in (Kind.SEND_B, Kind.RECV_B) and not self.behind[min(stage, other)]:
+        if kind in (Kind.SEND_B, Kind.RECV_B):
+            if not self.behind[other if kind == Kind.SEND_B else stage]:
+                return None
+        elif number not in self.skips and not self.follows(max(stage, other)):
             return None
         return self.layout.placement[other]
 
@@ -446,7 +461,7 @@ class _Oracle:
         if kind == Kind.F:
             # A microbatch of inputs is its own number.
             value = u if first else held.get(("in", s, u), held.get(("out", s - 1, u)))
-            if not first and not is_near(self.layout, s - 1):
+            if not first and not self.follows(s):
                 value = 0
             skipped = [
                 self.by_skip(held, "in", "out", k, a, u)
@@ -481,7 +496,7 @@ class _Oracle:
                 gradient = 0
             skipped = [
                 self.by_skip(held, "grad_in", "grad", k, b, u)
-                for k, (a, b) in self.skips.items()
+                for k, (a, b) in self.returning.items()
                 if a == s
             ]
             # Gradients come back along slices from the last to the first.
@@ -569,11 +584,17 @@ class _Oracle:
         return not has_before(self.layout, stage)
 
     def is_last(self, stage: int) -> bool:
+        if handovers(self.layout):
+            return not is_near(self.layout, stage)
         return not has_after(self.layout, stage)
+
+    def follows(self, stage: int) -> bool:
+        """Whether a stage takes the output of the one before it."""
+        return is_near(self.layout, stage - 1) and stage not in handovers(self.layout)
 
     def _right_output(self, s: int, u: int) -> int:
         value = u if self.is_first(s) else 0
-        if is_near(self.layout, s - 1):
+        if self.follows(s):
             value = self.right_output(s - 1, u)
         skipped = [
             hash(("by skip", k, self.right_output(a, u)))
@@ -589,7 +610,7 @@ class _Oracle:
             gradient = self.right_gradient(s + 1, u)
         skipped = [
             hash(("by skip", k, self.right_gradient(b, u)))
-            for k, (a, b) in self.skips.items()
+            for k, (a, b) in self.returning.items()
             if a == s
         ]
         state = self.right_gradient(s, u + 1) if (u + 1) % self.layout.slices else 0

@@ -12,7 +12,7 @@ from attrs import field, frozen
 
 from schedlang.diagnostics.arguments import check_number, check_type, check_whole, shown
 from schedlang.proof.channels import peers
-from schedlang.schedule.columns import Flags, Floats, Ints
+from schedlang.schedule.arrays import Flags, Floats, Ints
 from schedlang.schedule.kinds import OPS, RECEIVES, Kind
 from schedlang.schedule.schedule import Schedule
 

@@ -17,7 +17,7 @@ from schedlang.proof.graph import Graph
 from schedlang.proof.message_edges import transport_events
 from schedlang.proof.running import run_on
 from schedlang.proof.structure import check_actions
-from schedlang.schedule.columns import Floats
+from schedlang.schedule.arrays import Floats
 from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import timed

@@ -12,7 +12,7 @@ from attrs import evolve
 
 from schedlang.proof.events import Events
 from schedlang.proof.graph import NOTHING, Graph, walk
-from schedlang.schedule.columns import Flags, Floats, Ints
+from schedlang.schedule.arrays import Flags, Floats, Ints
 
 
 class Samples:

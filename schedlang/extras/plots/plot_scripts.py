@@ -13,7 +13,7 @@ from schedlang.extras.plots.plot_matplotlib import draw
 from schedlang.extras.plots.plot_rows import PLOTS, Chart, Shown
 from schedlang.extras.plots.plot_sizes import Params, fixed_of, plotted, sizes_of
 from schedlang.extras.plots.plot_svg import svg
-from schedlang.files.reading import NO_FILE, source_of
+from schedlang.files.sources import NO_FILE, source_of
 from schedlang.proof.execution import Execution
 from schedlang.proof.prove import simulate
 from schedlang.python.sweep import load

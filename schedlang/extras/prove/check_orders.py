@@ -12,7 +12,7 @@ from fractions import Fraction
 from re import fullmatch, sub
 from typing import Any
 
-FORMAT = "schedlang certificate 5"
+FORMAT = "schedlang certificate 6"
 BESIDE = {"UNSHARD": "<", "RESHARD": ">", "REDUCE_GRAD": "+"}
 MAKES = {"F": "F", "B": "BW", "I": "B", "W": "W", "R": "R", **dict.fromkeys(BESIDE, "")}
 ZERO = (0, 0, 0)
@@ -163,7 +163,7 @@ class _Class:
             yield from [("F", stage, _plus(of, ONE, -1))] * (of[0] % slices > 0)
         if kind in "BI":
             yield "R" if ("R", stage) in self.made else "F", stage, of
-            yield from (("B", b, of) for a, b in self.one["edges"] if a == stage)
+            yield from (("B", b, of) for a, b in self.one["gradients"] if a == stage)
             yield from [("B", stage, _plus(of, ONE))] * (of[0] % slices < slices - 1)
         if kind in "WR":
             yield "B" if kind == "W" else "F", stage, of

@@ -16,7 +16,7 @@ from schedlang.diagnostics.arguments import check_params, check_type
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Source
 from schedlang.extras.prove.check_orders import FORMAT, Wrong
-from schedlang.files.reading import NO_FILE, source_of
+from schedlang.files.sources import NO_FILE, source_of
 from schedlang.language import syntax
 from schedlang.language.codegen import generate
 from schedlang.language.imports import inlined

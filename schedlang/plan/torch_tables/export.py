@@ -117,6 +117,9 @@ def _not_in_tables(plan: Plan, form: str) -> Iterator[tuple[str, int, str | None
         yield "skips from stage to stage", 0, _HAND_ON
     if plan.layout.frozen:
         yield "frozen stages", 0, _FROZEN
+    if plan.message_type:
+        help = f"leave `send {plan.message_type}` out: torch sends messages as they are"
+        yield "rounding of messages", 0, help
     for rank, actions in enumerate(plan.ranks):
         for index, kind in enumerate(actions.kind):
             op = op_of(kind)

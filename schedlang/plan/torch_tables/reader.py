@@ -35,9 +35,9 @@ from schedlang.schedule.actions import (
     Actions,
     is_transfer,
     is_wait,
-    letters_of,
 )
 from schedlang.schedule.kinds import Kind
+from schedlang.schedule.letters import letters_of
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import LOOSEST, NAMES, PORTABLE, transports
 

@@ -5,8 +5,9 @@ from bisect import bisect_left, bisect_right
 import numpy as np
 
 from schedlang.report.bubbles.op_waits import ROUNDING, Waits
-from schedlang.schedule.columns import Floats, Ints, is_any
+from schedlang.schedule.arrays import Floats, Ints, is_any
 from schedlang.schedule.costs import Amounts
+from schedlang.schedule.kept import keeps_all
 from schedlang.schedule.kinds import AWAY, BACK, MAKERS, Kind
 
 
@@ -96,7 +97,7 @@ class Alternatives:
         #     levels      0      1      2      1
         #     rise        1      1      0              what all ops of the step take
         levels = np.append(
-            0.0, np.cumsum(amount * schedule.keeps_all(kind, stage, microbatch))
+            0.0, np.cumsum(amount * keeps_all(schedule, kind, stage, microbatch))
         )
         # What goes on beside two steps is of neither.
         takes = np.where(columns.is_beside[rows], 0.0, np.maximum(amount, 0.0))

@@ -16,7 +16,7 @@ from schedlang.proof.durations import op_ends
 from schedlang.report.bubbles.alternatives import Alternatives
 from schedlang.report.bubbles.op_waits import ROUNDING, Step, Waits
 from schedlang.report.bubbles.reasons import Gaps, Reasons, Why
-from schedlang.schedule.columns import Floats, Ints, counts_of
+from schedlang.schedule.arrays import Floats, Ints, counts_of
 from schedlang.schedule.costs import Costs, Durations
 
 #: The causes, in the order in which they are shown, and what each means.

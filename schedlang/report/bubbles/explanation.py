@@ -13,6 +13,7 @@ from schedlang.report.bubbles.account import Account
 from schedlang.report.bubbles.attribution import CAUSES, IdleTime
 from schedlang.report.bubbles.critical_path import Segment
 from schedlang.report.bubbles.op_waits import Step
+from schedlang.report.changed_costs import faster
 from schedlang.report.text_table import rounded
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.kinds import OPS, Kind
@@ -92,9 +93,9 @@ def _faster(plan: Plan, costs: Costs, path: list[Segment]) -> list[Faster]:
     # long. So each is simulated, and not read off the path.
     gains = []
     for field, stage in sorted(on_path, key=lambda op: -on_path[op])[:_TRIED]:
-        faster = costs.faster(field, stage, plan.layout, _FACTOR)
+        quicker = faster(costs, field, stage, plan.layout, _FACTOR)
         gains.append(
-            Faster(field, stage, durations[field][stage], makespan_at(plan, faster))
+            Faster(field, stage, durations[field][stage], makespan_at(plan, quicker))
         )
     return gains
 

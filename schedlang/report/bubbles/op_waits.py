@@ -9,7 +9,7 @@ import numpy as np
 from attrs import frozen
 
 from schedlang.proof.durations import latencies
-from schedlang.schedule.columns import Floats, Ints
+from schedlang.schedule.arrays import Floats, Ints
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.fixed_point import FixedPoint
 from schedlang.schedule.needs import all_needs_of

@@ -13,7 +13,7 @@ from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from schedlang.report.bubbles.op_waits import NOTHING, Waits
-from schedlang.schedule.columns import Flags, Floats, Ints, members
+from schedlang.schedule.arrays import Flags, Floats, Ints, members
 
 
 class Why(IntEnum):

@@ -11,7 +11,7 @@ from schedlang.report.bubbles.attribution import IdleTime
 from schedlang.report.bubbles.critical_path import Segment
 from schedlang.report.bubbles.op_waits import NOTHING, Waits
 from schedlang.report.views.picture import Picture
-from schedlang.schedule.columns import Floats, Ints
+from schedlang.schedule.arrays import Floats, Ints
 
 #: What a part of the critical path may be (`Segment.kind`).
 PARTS = ("op", "copy", "transfer", "transport", "collective")

@@ -24,7 +24,7 @@ from schedlang.report.views.boxes import Box
 from schedlang.report.views.causes import PARTS, Causes, causes_of
 from schedlang.report.views.packing import Packer, Ticks
 from schedlang.report.views.picture import Picture
-from schedlang.schedule.columns import counts_of
+from schedlang.schedule.arrays import counts_of
 from schedlang.schedule.kinds import OPS, Kind
 from schedlang.schedule.naming import Names
 

@@ -19,12 +19,12 @@ from schedlang.ranks.weights import follow_weights
 from schedlang.report.bubbles.account import Account
 from schedlang.report.model_share import Share
 from schedlang.report.views.boxes import Box
+from schedlang.report.views.labels import Labels
 from schedlang.report.views.lanes import Lane, lanes_of
 from schedlang.report.views.units import bytes_text, time_text
 from schedlang.schedule.actions import Actions, is_transfer
 from schedlang.schedule.kinds import OF_STAGE, OPS, Kind
 from schedlang.schedule.layout import Layout
-from schedlang.schedule.naming import Names
 from schedlang.schedule.needs import all_needs_of
 from schedlang.schedule.timeline import Bar, Timeline
 
@@ -135,9 +135,9 @@ class Picture:
         return [box for rows in (self.ops, self.copies) for row in rows for box in row]
 
     @cached_property
-    def names(self) -> Names:
+    def names(self) -> Labels:
         """What stages, microbatches and ops are called."""
-        return Names(self.layout)
+        return Labels(self.layout)
 
     @cached_property
     def title(self) -> str:
@@ -277,6 +277,7 @@ class _BoxMaker:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        self.labels = Labels(plan.layout)
         #: The chunk of each stage: how many stages its rank has before it.
         self.chunks: dict[int, int] = {}
         for rank in range(len(plan.ranks)):
@@ -302,9 +303,7 @@ class _BoxMaker:
     def box(self, rank: int, bar: Bar, index: int) -> Box:
         actions = self.plan.ranks[rank]
         is_of_stage = bar.kind in OF_STAGE
-        label = (
-            OPS[bar.kind].word if is_of_stage else self.plan.names.label(bar.microbatch)
-        )
+        label = OPS[bar.kind].word if is_of_stage else self.labels.label(bar.microbatch)
         return Box(
             rank=rank,
             bar=bar,

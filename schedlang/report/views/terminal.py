@@ -14,6 +14,7 @@ from attrs import evolve, frozen
 
 from schedlang.report.views import palette
 from schedlang.report.views.bands import Share, shares
+from schedlang.report.views.labels import Labels
 from schedlang.report.views.picture import Picture
 from schedlang.report.views.svg import ROUNDING, round_step
 from schedlang.report.views.units import PRINTED, SECONDS, time_text, unit_of
@@ -174,7 +175,7 @@ class _Frame:
     scale: float
     span: float
     room: int
-    names: Names
+    names: Labels
     joined: Container[Op] = ()
     #: Whether labels may begin with stages.
     has_stages: bool = True
@@ -296,7 +297,7 @@ def _fit(
     room = max(width - _left(rows) - after - 2, 10)
     span = timeline.makespan
     bars = [bar for rank in timeline.ranks for bar in rank]
-    frame = _Frame(timeline.start, 1.0, span, room, names, joined)
+    frame = _Frame(timeline.start, 1.0, span, room, Labels(names.layout), joined)
     blocks = [block for block in frame.blocks(bars) if _length(block)]
     if not blocks:
         return evolve(frame, span=0.0)

@@ -10,7 +10,7 @@ from attrs import Attribute, evolve, field, fields, frozen
 
 from schedlang.diagnostics.arguments import check_type, shown
 from schedlang.diagnostics.diagnostic import counted
-from schedlang.schedule.columns import Floats
+from schedlang.schedule.arrays import Floats
 from schedlang.schedule.costs.fields import (
     Cost,
     bandwidth,
@@ -25,24 +25,14 @@ from schedlang.schedule.costs.tables import (
     Tables,
     WrongNumber,
     has_lists,
-    nested,
     spread,
 )
 from schedlang.schedule.costs.transfers import Transfers
-from schedlang.schedule.fixed_point import (
-    ANY,
-    FixedPoint,
-    as_float,
-    fixed_point,
-    half,
-    meant,
-)
+from schedlang.schedule.fixed_point import ANY, FixedPoint, fixed_point, half
 from schedlang.schedule.kinds import INPUT_HALVES, OPS, Kind
 from schedlang.schedule.layout import Layout
 
 if TYPE_CHECKING:
-    from fractions import Fraction
-
     from schedlang.schedule.costs.components import Components
 
 # Whatever is given, a field has tuples.
@@ -379,29 +369,10 @@ class Costs:
         `forward`; a mean where they differ by microbatch. `overlap` only if it is given.
         """
         durations = self.durations(layout)
-        by_name = {name: durations[kind] for name, kind in _KIND_OF.items()}
+        by_name = {name: durations[kind] for name, kind in KIND_OF.items()}
         if durations.overlap is not None:
             by_name["overlap"] = durations.overlap
         return by_name
-
-    def faster(
-        self, name: str, stage: int, layout: Layout | int, factor: float
-    ) -> "Costs":
-        """The costs if an op, such as `forward`, took `factor` times as long on a stage."""
-        durations = self.durations(layout)
-        changed: dict[str, Any] = {}
-        for op, means in self.every_duration(layout).items():
-            values: list[Any] = list(means)
-            kind = _KIND_OF.get(op)
-            if kind in durations.by_unit and not isinstance(layout, int):
-                rows = zip(
-                    durations.by_unit[kind], durations.units.tolist(), strict=True
-                )
-                values = [nested(row[:length], layout.slices) for row, length in rows]
-            if op == name:
-                values[stage] = _scaled(values[stage], factor)
-            changed[f"{op}_times"] = tuple(values)
-        return evolve(self, **changed)
 
     @property
     def are_of_any_stage(self) -> bool:
@@ -412,21 +383,6 @@ class Costs:
         is_for_stages = self.components is not None or self.measured_stages is not None
         has_lists = self._have_lists("time") or any(len(each) > 1 for each in given)
         return not has_lists and not is_for_stages
-
-    def resized(self, factor: "Fraction", layout: Layout) -> "Costs":
-        """The costs if each stage were `factor` times as much of the model: all its ops take so
-        many times as long, and transfers as long as before.
-        """
-        times: dict[str, Sequence[float]] = {
-            f"{op}_times": each for op, each in self.every_duration(layout).items()
-        }
-        for name in ("sum_times", "gather_times"):
-            times[name] = getattr(self, name) or ()
-        changed: dict[str, Any] = {
-            name: tuple(as_float(meant(time) * factor) for time in each) or None
-            for name, each in times.items()
-        }
-        return evolve(self, **changed)
 
     def transfers(self, stages: int) -> Transfers:
         """The times of transfers. ValueError for a wrong number of sizes."""
@@ -548,7 +504,7 @@ for _name, _cost in COSTS.items():
 _TOGETHER["overlap"].append("components")
 #: The kind of op that has a duration, by what `Costs` call it: that of a `forward` is in
 #: `forward_times`.
-_KIND_OF = {op.cost: kind for kind, op in OPS.items() if not op.is_collective}
+KIND_OF = {op.cost: kind for kind, op in OPS.items() if not op.is_collective}
 #: The costs that leave everything open: unit costs.
 UNIT = Costs()
 
@@ -598,10 +554,3 @@ def _changes(
 def _as_json(value: Any) -> Any:
     """A number, or nested tuples of numbers as nested lists."""
     return list(map(_as_json, value)) if isinstance(value, tuple) else float(value)
-
-
-def _scaled(value: Any, factor: float) -> Any:
-    """A number, or all numbers in nested tuples, times a factor."""
-    if isinstance(value, tuple):
-        return tuple(_scaled(each, factor) for each in value)
-    return value * factor

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import numpy as np
 from attrs import evolve, field, frozen
 
-from schedlang.schedule.columns import Floats, Ints
+from schedlang.schedule.arrays import Floats, Ints
 from schedlang.schedule.fixed_point import ANY, WHOLE, FixedPoint
 from schedlang.schedule.kinds import ROWS, Kind
 from schedlang.schedule.layout import Layout
@@ -262,10 +262,3 @@ def _means(table: Floats, units: Ints) -> list[float]:
     return [
         float(row[:length].mean()) for row, length in zip(table, units, strict=True)
     ]
-
-
-def nested(row: Floats, slices: int) -> tuple[Any, ...]:
-    """The values of a stage's microbatches, and slices, as `Costs` has them."""
-    if slices == 1:
-        return tuple(row.tolist())
-    return tuple(map(tuple, row.reshape(-1, slices).tolist()))

@@ -10,9 +10,9 @@ from schedlang.schedule.actions import (
     WORD,
     is_send,
     is_transfer,
-    letters_of,
 )
 from schedlang.schedule.kinds import TRANSFERS, Kind
+from schedlang.schedule.letters import letters_of
 from schedlang.schedule.timeline import Bar
 
 #: What a rank did, with times in microseconds, the format's unit.

@@ -26,8 +26,9 @@ from schedlang.language.claims import AMOUNTS, TIMES, condition_of
 from schedlang.language.codegen import variable
 from schedlang.language.faults import Fault
 from schedlang.language.sites import ClaimSite
-from schedlang.language.stages import stage_functions
+from schedlang.language.stage_functions import stage_functions
 from schedlang.schedule.actions import is_collective
+from schedlang.schedule.kept import keeps
 from schedlang.schedule.schedule import Claim, Schedule
 
 
@@ -146,7 +147,7 @@ def _peak(pieces: Sequence[Timed], schedules: Sequence[Schedule]) -> Affine:
                 if not amount.is_negative:
                     most += amount
                 # Recomputation is the same for all microbatches of a stage, so any one will do.
-                if schedules[0].keeps(op.kind, op.stage, 0):
+                if keeps(schedules[0], op.kind, op.stage, 0):
                     left += amount
             seen.add(most)
             within = left

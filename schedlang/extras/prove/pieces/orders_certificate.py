@@ -14,6 +14,7 @@ from schedlang.extras.prove.pieces.formulas import Figures, held_by
 from schedlang.extras.prove.pieces.linear import ONCE, ZERO, Affine
 from schedlang.extras.prove.pieces.pieces import Cell, Op, Piece
 from schedlang.extras.prove.pieces.start_times import Need, Sources, Stamped, rules_of
+from schedlang.schedule.kept import keeps
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.schedule import Schedule
 
@@ -71,8 +72,9 @@ def certified(
 
 
 def setting(schedules: Sequence[Schedule]) -> dict[str, Any]:
-    """What a certificate takes from the program: stages, edges, how long messages take, and for
-    each kind and stage how long an op takes and how much it holds, while it runs and after.
+    """What a certificate takes from the program: stages, edges of activations and of gradients,
+    how long messages take, and for each kind and stage how long an op takes and how much it holds,
+    while it runs and after.
     """
     schedule = schedules[0]
     layout = schedule.layout
@@ -84,7 +86,7 @@ def setting(schedules: Sequence[Schedule]) -> dict[str, Any]:
     for kind, stage in np.unique(of_each, axis=0).tolist():
         amount = amount_of(kind, stage)
         meanwhile = ZERO if amount.is_negative else amount
-        after = amount if schedule.keeps(kind, stage, 0) else ZERO
+        after = amount if keeps(schedule, kind, stage, 0) else ZERO
         takes = _number(durations.fixed.exact(durations[Kind(kind)][stage]))
         held = _number(*meanwhile), _number(*after)
         ops.append([Kind(kind).name, stage, takes, *held])
@@ -99,6 +101,11 @@ def setting(schedules: Sequence[Schedule]) -> dict[str, Any]:
         "placement": list(layout.placement),
         "edges": [
             [earlier, later] for later in stages for earlier in layout.before[later]
+        ],
+        "gradients": [
+            [earlier, later]
+            for later in stages
+            for earlier in layout.gradients_to[later]
         ],
         "ops": ops,
         "ways": [

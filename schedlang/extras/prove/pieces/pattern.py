@@ -18,7 +18,7 @@ from attrs import frozen
 from schedlang.extras.prove.pieces.linear import ONCE, Affine
 from schedlang.extras.prove.pieces.pieces import Op, Orders, Piece
 from schedlang.extras.prove.pieces.start_times import NoStamps
-from schedlang.schedule.columns import Ints
+from schedlang.schedule.arrays import Ints
 from schedlang.schedule.schedule import Schedule
 
 _NONE_YET = "the orders have no pattern yet"

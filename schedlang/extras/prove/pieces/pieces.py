@@ -22,7 +22,7 @@ from schedlang.extras.prove.pieces.linear import (
 )
 from schedlang.language.faults import Fault
 from schedlang.schedule.actions import is_transfer
-from schedlang.schedule.columns import Ints
+from schedlang.schedule.arrays import Ints
 from schedlang.schedule.kinds import OF_STAGE, OPS
 
 

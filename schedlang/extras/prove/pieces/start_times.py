@@ -32,7 +32,7 @@ from schedlang.proof.durations import latencies
 from schedlang.proof.edges import ideal_events
 from schedlang.proof.events import Events
 from schedlang.schedule.actions import is_update
-from schedlang.schedule.columns import Ints, is_any
+from schedlang.schedule.arrays import Ints, is_any
 from schedlang.schedule.kinds import OF_STAGE, OPS, Kind
 from schedlang.schedule.needs import needs_of
 from schedlang.schedule.schedule import Schedule

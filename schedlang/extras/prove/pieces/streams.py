@@ -32,6 +32,7 @@ from schedlang.language.sites import Sites
 from schedlang.proof.prove import ideal_execution
 from schedlang.ranks.weights import follow_weights
 from schedlang.schedule.actions import is_background, is_transfer, is_update
+from schedlang.schedule.kept import keeps
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.stream import unroll
 
@@ -228,7 +229,7 @@ def _held(steady: Orders, longer: Sequence[Schedule]) -> Held:
     fixed = longer[0].costs.fixed_memory
     amounts = longer[0].costs.memory(longer[0].layout).counted()
     for piece in (piece for piece in steady.pieces if piece.grows):
-        kept = (op for op in piece.ops if longer[0].keeps(op.kind, op.stage, 0))
+        kept = (op for op in piece.ops if keeps(longer[0], op.kind, op.stage, 0))
         if sum(amounts[op.kind][op.stage] for op in kept):
             raise NotLinear("what its ranks hold depends on `microbatches`")
     seen = []

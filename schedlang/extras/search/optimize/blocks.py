@@ -12,7 +12,7 @@ from schedlang.extras.search.optimize.problem import Answer, Problem
 from schedlang.extras.search.optimize.program_text import at_most, head_of
 from schedlang.extras.search.optimize.published import from_gallery
 from schedlang.language.head import by_number, head_lines
-from schedlang.schedule.fixed_point import exact_text
+from schedlang.schedule.exact_text import exact_text
 from schedlang.schedule.kinds import Kind
 
 #: Variables of the program for the microbatches of a block.

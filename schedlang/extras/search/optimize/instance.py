@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 
 from schedlang.extras.search.optimize.problem import Answer, Problem
 from schedlang.passes.op_graph import Nodes, Orders
-from schedlang.schedule.columns import Ints
+from schedlang.schedule.arrays import Ints
 from schedlang.schedule.fixed_point import FixedPoint, meant
 from schedlang.schedule.kinds import INPUT_HALVES, OPS, Kind
 

@@ -13,7 +13,8 @@ from schedlang.language.head import (
     words_for,
 )
 from schedlang.passes.op_graph import Op
-from schedlang.schedule.fixed_point import FixedPoint, exact_text
+from schedlang.schedule.exact_text import exact_text
+from schedlang.schedule.fixed_point import FixedPoint
 from schedlang.schedule.schedule import Schedule
 
 #: The most characters of a line.

@@ -13,7 +13,7 @@ from schedlang.compiler import ops_of
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.extras.search.optimize.problem import Answer, Problem
 from schedlang.files.programs import names
-from schedlang.files.reading import source_of
+from schedlang.files.sources import source_of
 from schedlang.language import syntax
 from schedlang.language.declarations import Unfinished, declare
 from schedlang.language.faults import Fault

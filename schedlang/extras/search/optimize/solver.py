@@ -93,8 +93,24 @@ def solve(solver: cp_model.CpSolver, model: cp_model.CpModel) -> int:
     """Run the solver in a thread and return its status. An exception that ends the wait, such as
     KeyboardInterrupt, also stops the solver.
     """
+    parameters = solver.parameters
     # The solver's own handler of Ctrl-C would end this model alone, and the search would go on.
-    solver.parameters.catch_sigint_signal = False
+    parameters.catch_sigint_signal = False
+    workers = parameters.num_workers
+    if workers > 1:
+        # OR-tools aborts the process where one worker refutes a model while others load it
+        # (`heuristics.fixed_search != nullptr`), so one worker loads it before.
+        parameters.num_workers = 1
+        parameters.stop_after_root_propagation = True
+        status = _run(solver, model)
+        if status == cp_model.INFEASIBLE:
+            return status
+        parameters.num_workers = workers
+        parameters.stop_after_root_propagation = False
+    return _run(solver, model)
+
+
+def _run(solver: cp_model.CpSolver, model: cp_model.CpModel) -> int:
     statuses: list[int] = []
     thread = Thread(
         target=lambda: statuses.append(int(solver.solve(model))), daemon=True

@@ -22,7 +22,7 @@ from schedlang.extras.search.optimize.solver import (
     which_is_first,
 )
 from schedlang.passes.op_graph import Orders
-from schedlang.schedule.columns import Ints
+from schedlang.schedule.arrays import Ints
 
 #: The nodes of a rank in the first windows, and the factor by which windows grow once none gains.
 _NODES = 12

@@ -11,7 +11,7 @@ from schedlang.extras.search.partition.layer_costs import Layer, check_layers
 from schedlang.proof.execution import Execution
 from schedlang.proof.prove import simulate
 from schedlang.ranks.weights import follow_weights
-from schedlang.schedule.columns import Ints
+from schedlang.schedule.arrays import Ints
 from schedlang.schedule.costs import UNIT
 from schedlang.schedule.cuts import (
     Cuts,
@@ -23,6 +23,7 @@ from schedlang.schedule.cuts import (
     cuts_at_once,
     loads_of_ranks,
 )
+from schedlang.schedule.kept import keeps_all
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
@@ -254,7 +255,7 @@ def held_activations(execution: Execution) -> list[int]:
         #     3F0      0 +1       1  1        ◄ peak
         #     3B0      0 -1       1  0
         changes: Ints = np.zeros((len(kind), stages), np.int64)
-        stays = schedule.keeps_all(kind, stage, microbatch)
+        stays = keeps_all(schedule, kind, stage, microbatch)
         changes[np.arange(len(kind)), stage] = (
             counted.of(kind, stage, microbatch) * stays
         )

@@ -9,8 +9,8 @@ from attrs import evolve, field, frozen
 
 from schedlang.diagnostics.arguments import check_number, check_type
 from schedlang.diagnostics.diagnostic import counted
+from schedlang.extras.search.exact_numbers import added, part
 from schedlang.schedule.costs import COSTS, UNIT, Costs
-from schedlang.schedule.fixed_point import added, part
 from schedlang.schedule.layout import Layout
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from attrs import evolve, frozen
 
+from schedlang.extras.search.exact_numbers import added
 from schedlang.extras.search.partition.balance import Sizes
 from schedlang.extras.search.partition.layer_costs import layers_in, merged, of_layer
 from schedlang.schedule.costs import Costs
-from schedlang.schedule.fixed_point import added
 from schedlang.schedule.layout import Layout
 
 #: The fields of `Costs` with times of ops, and the names of these ops for their components.

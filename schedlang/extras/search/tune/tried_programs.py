@@ -9,8 +9,8 @@ from attrs import field, frozen
 
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.diagnostics.source import Source
-from schedlang.files.programs import may_name, names, path_of
-from schedlang.files.reading import source_of
+from schedlang.files.programs import names, path_of
+from schedlang.files.sources import may_name, source_of
 from schedlang.language import syntax
 from schedlang.language.declarations import Unfinished, declare
 from schedlang.language.expressions import Call, Element, Reference
