@@ -91,7 +91,7 @@ class _Inside:
         outside = {name: own[name] for name in self._inside}
         own.update(self._inside)
         try:
-            return self._module._call_impl(*args, **kwargs)
+            return self._module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         finally:
             own.update(outside)
 
