@@ -29,9 +29,10 @@ from schedlang.schedule.costs import UNIT, Costs, check_costs
 from schedlang.schedule.exact_text import exact_text
 from schedlang.schedule.kinds import OF_STAGE, OPS, TRANSFERS, Kind
 from schedlang.schedule.layout import Layout, Pipeline, of_graph
-from schedlang.schedule.layout_rules import WrongLayout, wrong_with
+from schedlang.schedule.layout_rules import wrong_with
 from schedlang.schedule.schedule import MESSAGE_TYPES, WEIGHT_RULES
 from schedlang.schedule.transports import PORTABLE
+from schedlang.schedule.wrong_layout import WrongLayout
 
 #: How stages may be placed by a word, as torch names it: rank by rank again and again, or to the
 #: last rank and back.
@@ -363,6 +364,9 @@ class Builder:
         finally:
             self._group = 0
 
+    #: What an overlap of sends and receives was called before.
+    exchange = overlap
+
     @contextmanager
     def warmup(self) -> Iterator[None]:
         """In a schedule without a flush: ops before the first update."""
@@ -659,6 +663,9 @@ def _weights(weights: str | Sequence[str], stages: int) -> list[str]:
         )
     for rule in rules:
         check_type("weights", rule, str, _RULES)
+    # As it was written before.
+    rules = [re.sub(r"^delay (\d+)$", r"delay(\1)", rule) for rule in rules]
+    for rule in rules:
         if rule not in _WORD_RULES and not re.fullmatch(r"delay\(\d{1,9}\)", rule):
             raise ValueError(f"`weights` is {rule!r}: it must be {_RULES}")
     return list(rules)

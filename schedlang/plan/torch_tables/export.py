@@ -118,8 +118,12 @@ def _not_in_tables(plan: Plan, form: str) -> Iterator[tuple[str, int, str | None
     if plan.layout.frozen:
         yield "frozen stages", 0, _FROZEN
     if plan.message_type:
-        help = f"leave `send {plan.message_type}` out: torch sends messages as they are"
-        yield "rounding of messages", 0, help
+        item = f"send {plan.message_type}"
+        yield (
+            "rounding of messages",
+            0,
+            f"leave `{item}` out: torch sends messages as they are",
+        )
     for rank, actions in enumerate(plan.ranks):
         for index, kind in enumerate(actions.kind):
             op = op_of(kind)
