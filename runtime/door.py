@@ -339,7 +339,9 @@ FEATURES: dict[str, Feature] = {
     "turns": Feature("forwards that overlap backwards", _overlaps, "turns"),
     "exchanges": Feature(
         "exchanges between two stages of a rank (`exchange F` and `exchange B`)",
-        lambda asked, stage: bool(asked.plan.microbatches_with(BETWEEN, stage)),
+        lambda asked, stage: any(
+            kind in actions.kind for actions in asked.plan.ranks for kind in BETWEEN
+        ),
         "exchanges",
     ),
     # Around the walk of a rank.

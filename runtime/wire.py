@@ -3,7 +3,7 @@
 import os
 import pickle
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
@@ -102,13 +102,12 @@ class Wire:
             )
         )
 
-    def exchange(self, operations: list[dist.P2POp]) -> None:
-        """Make a batch of sends and receives, and wait for it."""
-        if operations:
-            self._wait(
-                self.as_one(operations),
-                tuple({operation.peer for operation in operations}),
-            )
+    def exchange(self, batches: Sequence[list[dist.P2POp]]) -> None:
+        """Make batches of sends and receives, and wait for all of them."""
+        in_flight = [each for batch in batches if batch for each in self.as_one(batch)]
+        if in_flight:
+            peers = {operation.peer for batch in batches for operation in batch}
+            self._wait(in_flight, tuple(peers))
 
     def wait(self, in_flight: InFlight, peer: int) -> None:
         """Wait for messages to a peer or from it; on a GPU, only its stream waits."""

@@ -37,7 +37,7 @@ from schedlang.examples.demo.corpus import read_corpus
 from schedlang.examples.demo.gpt import BLOCKS
 from schedlang.examples.demo.plan_source import share_plan
 from schedlang.examples.demo.recipe import Recipe
-from schedlang.examples.demo.reference import train_reference
+from schedlang.examples.demo.reference import check_comparable, train_reference
 from schedlang.examples.demo.report import (
     compare,
     is_rounding,
@@ -159,6 +159,8 @@ def _start(options: argparse.Namespace) -> tuple[Workload, CheckpointFolder | No
     # A step makes all updates of its plan, and a checkpoint can only come between two steps.
     at_once = min(options.steps, options.every) if checkpoints else options.steps
     plan = together(lambda: _for_updates(plan, at_once), group)
+    if options.check:
+        together(lambda: check_comparable(plan), group)
     recipe = Recipe(options.optimizer, options.lr)
     workload = Workload(
         plan,

@@ -21,6 +21,16 @@ from schedlang.runtime.precision import rounding_of
 from schedlang.schedule.kinds import Kind
 
 
+def check_comparable(plan: Plan) -> None:
+    """PipelineError for a plan that no process trains alike."""
+    is_one = len(plan.layout.pipelines) == 1 and plan.layout.slices == 1
+    if not is_one and any(rule.keeps_none for rule in plan.weights):
+        raise PipelineError(
+            f"`{plan.name}` reads other weights for each slice or replica, as they come: there is "
+            "no one process to compare it with. Leave `--check` out"
+        )
+
+
 def train_reference(workload: Workload, steps: int) -> Training:
     """The same updates from the first one on. Where the plan's gradients are late, these are as
     late.
@@ -64,13 +74,6 @@ class _Weights:
         }
         rules = [plan.weights_of(stage) for stage in range(len(parts))]
         self._unstashed = [stage for stage, rule in enumerate(rules) if rule.keeps_none]
-        if self._unstashed and (
-            len(plan.layout.pipelines) > 1 or plan.layout.slices > 1
-        ):
-            raise PipelineError(
-                f"`{plan.name}` reads other weights for each slice or replica, as they come: there "
-                "is no one process to compare it with"
-            )
         self._versions = follow_weights(plan).read
         #: For each stage with older weights those that the next update's microbatches read, and all
         #: later ones.

@@ -187,16 +187,24 @@ class Exchanges(Part):
 
 
 def of_stages(site: Site) -> Iterator[tuple[int, Exchanges]]:
-    """Make the part for each stage with exchanges."""
+    """Make the part for each stage with exchanges. PipelineError for a module with a method that
+    the plan never calls.
+    """
     beside = Beside(Streams(site.device) if site.device.type == "cuda" else None)
     graphs: _Graphs = {}
     lacking = []
     for number, module in site.modules.items():
+        takes = bool(site.plan.microbatches_with([Kind.EXCHANGE_F], number))
+        has_method = hasattr(module, "exchange")
+        if has_method and not takes:
+            raise PipelineError(
+                f"stage {number} has a method `exchange`, and the plan, which exchanges elsewhere, "
+                "has no `exchange F` before its forwards: write it, or rename the method"
+            )
+        if takes and not has_method:
+            lacking.append(number)
         if not site.plan.microbatches_with(BETWEEN, number):
             continue
-        takes = site.plan.microbatches_with([Kind.EXCHANGE_F], number)
-        if takes and not hasattr(module, "exchange"):
-            lacking.append(number)
         yield number, Exchanges(beside, graphs)
     if lacking and site.rank == 0:
         _LOG.warning(

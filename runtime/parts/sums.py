@@ -12,7 +12,7 @@ share are summed at the end of a step, or if the plan updates them, for each upd
 (`schedlang.runtime.parts.updates`).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 
 import torch
@@ -35,6 +35,7 @@ from schedlang.runtime.stage import Stage
 from schedlang.runtime.torch_private.tensors import local_part
 from schedlang.runtime.wire import InFlight, Wire
 from schedlang.schedule.kinds import MAKERS, STEPS, Kind, kinds_of
+from schedlang.schedule.transports import NCCL
 
 #: The kinds of ops in a plan that sum gradients.
 SUMS = kinds_of(lambda op: op.gradients == "sum")
@@ -186,7 +187,7 @@ class SharedSums(Part):
         up in the order of ranks: so all have the same sum, to the bit.
         """
         # Each set of weights belongs to other ranks, so no single collective could sum all of them.
-        # Instead all gradients go in one exchange of messages:
+        # Instead all gradients go in one exchange of messages, in batches that NCCL can take:
         #
         #     by_rank    weights of ranks 0, 1    weights of ranks 0, 1, 3      on rank 1
         #     from 0     received                 received
@@ -213,17 +214,7 @@ class SharedSums(Part):
             for shared, gradients in zip(self._shared, own, strict=True)
         ]
         self._wire.exchange(
-            [
-                self._wire.operation(call, tensor, rank)
-                for parts, gradients in zip(by_rank, own, strict=True)
-                for rank in parts
-                if rank != self._rank
-                for call, tensors in (
-                    (dist.isend, gradients),
-                    (dist.irecv, parts[rank]),
-                )
-                for tensor in tensors
-            ]
+            [batch for parts in by_rank for batch in self._batches(parts)]
         )
         for weights, parts in zip(trained, by_rank, strict=True):
             *totals, counts = (
@@ -233,6 +224,22 @@ class SharedSums(Part):
             for copies, total, has_gradient in zip(weights, totals, have, strict=True):
                 for weight in copies if has_gradient else ():
                     put_gradient(weight, total)
+
+    def _batches(self, parts: Mapping[int, list[Tensor]]) -> Iterator[list[dist.P2POp]]:
+        """Send the own tensors to all other ranks and receive theirs, in batches. They are the same
+        on all of these ranks, and sets of weights come in one order: so batches meet.
+        """
+        own = parts[self._rank]
+        peers = [rank for rank in parts if rank != self._rank]
+        step = max(int(NCCL.most) // max(2 * len(peers), 1), 1)
+        for begin in range(0, len(own), step):
+            some = slice(begin, begin + step)
+            yield [
+                self._wire.operation(call, tensor, peer)
+                for peer in peers
+                for call, tensors in ((dist.isend, own), (dist.irecv, parts[peer]))
+                for tensor in tensors[some]
+            ]
 
 
 def _trained(weights: Iterable[nn.Parameter]) -> list[nn.Parameter]:

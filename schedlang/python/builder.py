@@ -363,6 +363,9 @@ class Builder:
         finally:
             self._group = 0
 
+    #: What an overlap of sends and receives was called before.
+    exchange = overlap
+
     @contextmanager
     def warmup(self) -> Iterator[None]:
         """In a schedule without a flush: ops before the first update."""
@@ -659,6 +662,9 @@ def _weights(weights: str | Sequence[str], stages: int) -> list[str]:
         )
     for rule in rules:
         check_type("weights", rule, str, _RULES)
+    # As it was written before.
+    rules = [re.sub(r"^delay (\d+)$", r"delay(\1)", rule) for rule in rules]
+    for rule in rules:
         if rule not in _WORD_RULES and not re.fullmatch(r"delay\(\d{1,9}\)", rule):
             raise ValueError(f"`weights` is {rule!r}: it must be {_RULES}")
     return list(rules)

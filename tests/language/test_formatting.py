@@ -17,6 +17,7 @@ from schedlang.language.concrete import gap
 from schedlang.language.formatting import formatted, rule_of
 from schedlang.language.grammar import tokens_of
 from schedlang.language.layout import WIDTH
+from schedlang.language.loading import load, of_today
 from schedlang.language.parser import parse_items
 from schedlang.language.trees import tree_of
 from tests.support.pages import blocks
@@ -208,6 +209,24 @@ def test_forms_that_the_language_had_before_become_those_of_today(
     former: str, today: str
 ) -> None:
     assert text_of(former) == today
+
+
+def test_programs_with_former_forms_are_those_of_today() -> None:
+    text = """schedule s {{
+        param ranks = 2
+        param microbatches = 2
+        {}
+        rank r {{
+            repeat microbatches {{ F(next) {} {{ send F(r, 0) }} }}
+        }}
+    }}"""
+    former = Source("s.sched", text.format("link r on 0  weights delay 1", "exchange"))
+    today = of_today(former)
+    assert text_of(today.text) == text_of(
+        text.format("link(r) = 0  weights delay(1)", "overlap")
+    )
+    assert load(former) == load(today)
+    assert of_today(today) is today
 
 
 def test_former_forms_beside_another_mistake_stay() -> None:

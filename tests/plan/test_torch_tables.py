@@ -112,6 +112,14 @@ def test_torch_places_the_transfers_of_batches_itself() -> None:
     assert computes(imported(export_table(plan, "torch-csv-compute"))) == computes(plan)
 
 
+def test_rounded_messages_are_refused() -> None:
+    text = """schedule rounded { param ranks = 2 param microbatches = 1 send bf16
+        rank r { F(0)  B(0) }
+    }"""
+    with pytest.raises(CompileError, match="have no rounding of messages"):
+        export_table(compile(Source("rounded.sched", text)), "torch-csv")
+
+
 def test_losses_are_numbered_by_the_order_of_forwards() -> None:
     plan = imported("0F0,0F1,0B0,0B1\n1F1,1F0,1B1,1B0\n")
     with pytest.raises(

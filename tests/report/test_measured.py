@@ -14,13 +14,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from schedlang import Bar, Costs, Kind, Plan, compile, read_source, simulate
+from schedlang import Bar, Costs, Kind, Plan, Source, compile, read_source, simulate
 from schedlang.extras.measured import (
     Comparison,
     compare,
     comparison_json,
     notes_of,
     read_run,
+    run_of,
 )
 from schedlang.report.views import lay_out
 from schedlang.report.views.causes import causes_of
@@ -432,3 +433,20 @@ def test_a_run_does_not_record_the_gathers_and_sums_of_its_plan(tmp_path: Path) 
     comparison = compare(plan, run)
     assert comparison.measured.makespan == pytest.approx(comparison.predicted.makespan)
     assert causes_of(lay_out(run.plan, run.execution())).path
+
+
+def test_ops_that_overlap_may_begin_in_any_order() -> None:
+    text = """schedule overlapped {
+        param ranks = 1  param microbatches = 2
+        stage s in 0 .. 2 on 0
+        rank r {
+            F(0, 0)  F(1, 0)  F(0, 1)
+            overlap { B(1, 0)  F(1, 1) }
+            B(1, 1)  B(0, 0)  B(0, 1)
+        }
+    }"""
+    plan = compile(Source("overlapped.sched", text))
+    (bars,) = simulate(plan).timeline.ranks
+    begun = [*bars[:3], bars[4], bars[3], *bars[5:]]
+    (step,) = run_of(plan, [(0, bar) for bar in begun]).steps
+    assert list(map(str, step.ranks[0])) == list(map(str, bars))

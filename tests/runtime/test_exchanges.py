@@ -147,6 +147,19 @@ def test_an_exchange_that_would_have_to_be_trained_is_refused(
     assert message in outcome.logs[0], outcome.logs
 
 
+def with_a_method_too_many() -> None:
+    """The attention of the program, which takes what another rank sends, has the method."""
+    plan = program_with("experts_1f1b", "", ranks=1, microbatches=2)
+    stages = dict(enumerate([Exchanging(), Exchanging(), Plain()]))
+    Pipeline(plan, stages, nn.functional.mse_loss)
+
+
+def test_a_method_that_the_plan_never_calls_is_refused(run_ranks: Run) -> None:
+    outcome = run_ranks(with_a_method_too_many, 1)
+    assert outcome.codes == [1]
+    assert "stage 0 has a method `exchange`" in outcome.logs[0], outcome.logs
+
+
 def warned() -> list[str]:
     """What is logged of stages whose module has no method."""
     plan = program_with("experts_1f1b", "", ranks=1, microbatches=2, layers=2)

@@ -20,6 +20,8 @@ from schedlang import Plan, Source, compile
 from schedlang.runtime import Pipeline
 from tests.support.models import (
     OPTIMIZERS,
+    WIDTH,
+    batch,
     delayed,
     difference,
     normed,
@@ -265,3 +267,53 @@ def test_one_who_dies_before_a_sum_is_named(run_ranks: Run) -> None:
         for rank, log in enumerate(outcome.logs)
         if rank != 1
     ), outcome.logs
+
+
+def sizes_of_batches() -> tuple[float, list[int]]:
+    """How far gradients are from those of one process, and how many messages batches have, where a
+    stage has many weights.
+    """
+    plan = program("gems", ranks=2, microbatches=2)
+    torch.default_generator.manual_seed(0)
+    model = [Many() for _ in range(plan.layout.pieces)]
+    stages = {
+        stage: copy.deepcopy(model[piece(plan, stage)])
+        for stage in plan.stages_of(dist.get_rank())
+    }
+    sizes = list[int]()
+    batch_isend_irecv = dist.batch_isend_irecv
+
+    def noted(operations: list[dist.P2POp]) -> list[dist.Work]:
+        sizes.append(len(operations))
+        return batch_isend_irecv(operations)
+
+    dist.batch_isend_irecv = noted
+    inputs, targets = batch(plan, 0)
+    Pipeline(plan, stages, nn.functional.mse_loss).step(inputs, targets)
+    nn.functional.mse_loss(nn.Sequential(*model)(inputs), targets).backward()
+    return max(
+        difference(one.grad, other.grad)
+        for stage, module in stages.items()
+        for one, other in zip(
+            module.parameters(), model[piece(plan, stage)].parameters(), strict=True
+        )
+    ), sizes
+
+
+class Many(nn.Module):
+    """A stage of 200 weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        weights = [torch.randn(WIDTH, dtype=torch.float64) for _ in range(200)]
+        self.weights = nn.ParameterList(weights)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * torch.stack([*self.weights]).mean(0)).tanh()
+
+
+def test_sums_are_sent_in_batches_that_nccl_takes(run_ranks: Run) -> None:
+    for worst, sizes in run_ranks(sizes_of_batches, 2).results():
+        assert worst < 1e-12
+        assert sum(sizes) == 2 * 2 * (200 + 1)
+        assert max(sizes) <= 256

@@ -4,6 +4,7 @@ are written out here.
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -273,3 +274,27 @@ def test_the_example_is_that_of_one_process(train: Train, steps: int) -> None:
     figures = printed_figures(trained.stdout)
     assert figures["gradient_error"] <= 1e-5
     assert figures["loss_error"] <= 1e-5
+
+
+SLICED = """schedule sliced {
+    param ranks = 1
+    param microbatches = 1
+    param slices = 2
+    weights unstashed
+    rank r {
+        warmup {}
+        steady { F(0, 0)  F(0, 1)  B(0, 1)  B(0, 0)  U }
+    }
+}
+"""
+
+
+def test_what_no_process_trains_alike_is_not_compared(
+    train: Train, tmp_path: Path
+) -> None:
+    path = tmp_path / "sliced.sched"
+    path.write_text(SLICED)
+    done = train(1, path, "--steps", 1, "--check")
+    assert done.codes == [1]
+    assert "there is no one process to compare it with" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -117,10 +117,18 @@ def _steps(plan: Plan, rank: int, ops: list[Bar]) -> list[list[Bar]]:
     """A rank's ops, step by step; ValueError if they are not those of the plan."""
     actions = plan.ranks[rank].compute()
     words = list(map(actions.word, range(len(actions))))
+    overlaps = [batch for batch in actions.batches() if len(batch) > 1]
     # A rank without ops has no steps, and none should be looked for in steps of 0.
     length = len(words) or 1
     steps = [ops[start : start + length] for start in range(0, len(ops), length)]
     for number, step in enumerate(steps):
+        # Of ops that overlap, a run may begin the second one first.
+        for batch in overlaps:
+            together = slice(batch.start, batch.stop)
+            turn = {words[index]: index for index in batch}
+            step[together] = sorted(
+                step[together], key=lambda bar: turn.get(str(bar), batch.stop)
+            )
         # Transfers are not compared: a run records waits for them, whose order is that of arrival.
         if list(map(str, step)) != words:
             raise ValueError(

@@ -20,7 +20,7 @@ from schedlang.files.sources import NO_FILE, source_of
 from schedlang.language import syntax
 from schedlang.language.codegen import generate
 from schedlang.language.imports import inlined
-from schedlang.language.loading import load
+from schedlang.language.loading import load, of_today
 from schedlang.language.trees import tree_of
 from schedlang.schedule.transports import transports
 
@@ -97,7 +97,7 @@ def program_of(
     asked = tuple(names)
     for name in asked:
         transports(name)
-    given = source_of(source)
+    given = of_today(source_of(source))
     whole, tree = load(given)
     return Program(given, whole, tree, dict(params), asked)
 

@@ -117,6 +117,13 @@ def _not_in_tables(plan: Plan, form: str) -> Iterator[tuple[str, int, str | None
         yield "skips from stage to stage", 0, _HAND_ON
     if plan.layout.frozen:
         yield "frozen stages", 0, _FROZEN
+    if plan.message_type:
+        item = f"send {plan.message_type}"
+        yield (
+            "rounding of messages",
+            0,
+            f"leave `{item}` out: torch sends messages as they are",
+        )
     for rank, actions in enumerate(plan.ranks):
         for index, kind in enumerate(actions.kind):
             op = op_of(kind)

@@ -83,7 +83,7 @@ class Problem:
         if schedule.costs.message_memory:
             raise ValueError(
                 "messages take memory there, and limits of memory here are for activations: leave "
-                "`message_memory` out of the costs"
+                "`memory send` out of the program, or `message_memory` out of the costs"
             )
         if schedule.stream or schedule.layout.updates > 1:
             raise ValueError(
