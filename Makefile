@@ -217,13 +217,13 @@ gpu: .venv/installed
 # WHAT names a file of benchmarks/, whose first lines say what it measures; `make bench` compiles,
 # against torch's own pipelining, in a few minutes. BENCH is for its options: BENCH=--large are the
 # sizes of the largest runs, in half an hour, BENCH=--gallery every program of the gallery. Those
-# that run models need a machine without other work. WHAT=search takes FOR, four times; what is
+# that run models need a machine without other work. WHAT=search takes FOR, five times; what is
 # missing then, or after Ctrl-C, comes the next time.
 FOR ?= 40m
 SCRIPTS := $(or $(WHAT),compile)
 bench: $(if $(filter playground,$(WHAT)),site,.venv/installed)
 	$(BIN)/pip install --quiet matplotlib && mkdir -p build
-	for each in $(if $(filter search,$(SCRIPTS)),search large published offload,$(SCRIPTS)); do $(BIN)/python benchmarks/$$each.py \
+	for each in $(if $(filter search,$(SCRIPTS)),search large published offload gathers,$(SCRIPTS)); do $(BIN)/python benchmarks/$$each.py \
 	    $(if $(filter search,$(SCRIPTS)),--for $(FOR)) $(if $(filter compile,$(SCRIPTS)),--plot build/compile.svg) $(BENCH) || exit 1; done
 
 # Pages, pictures and grammars that are made from the source, as tests hold them; WHAT=gains writes

@@ -56,6 +56,8 @@ else:
 Blocks = dict[str, nn.Module]
 #: Modules that are lists of blocks.
 _LISTS = nn.ModuleList | nn.ModuleDict | nn.Sequential
+#: Attributes by which a module's own instance is called, the second one after `Module.compile`.
+_CALLED = ("forward", "_compiled_call_impl")
 
 
 class Stages(dict[int, nn.Module]):
@@ -204,6 +206,7 @@ def split(
         for piece in pieces.values()
     }
     if between is not None:
+        between.check_states(parts.cuts)
         for piece, module in modules.items():
             places = parts.blocks_of(piece)
             is_last = piece == parts.layout.pieces - 1
@@ -416,7 +419,7 @@ class PassThrough(nn.Module):
         super().__init__()
         self._elsewhere = name, {*vars(block)["_parameters"], *vars(block)["_buffers"]}
         for attribute, value in vars(block).items():
-            if attribute != "forward":
+            if attribute not in _CALLED:
                 self.__dict__.setdefault(attribute, value)
 
     def __getattr__(self, name: str) -> Any:
@@ -448,7 +451,8 @@ class _ChainCheck:
         self._value = None
         self._versions = list[int]()
         self._hooks = [
-            stage.register_forward_pre_hook(self._begin),
+            # Before hooks of the model's own, which every stage has.
+            stage.register_forward_pre_hook(self._begin, prepend=True),
             stage.register_forward_hook(self._end),
         ]
 

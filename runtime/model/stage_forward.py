@@ -17,6 +17,9 @@ and blocks get the data. Otherwise models of transformers would look at a mask, 
 when they are traced, and leave it out for a microbatch in which nothing is masked.
 """
 
+import warnings
+from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from inspect import currentframe
@@ -27,10 +30,12 @@ import torch
 from attrs import define, frozen
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
-from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.model.forward_record import (
+    HOOKS,
+    REQUIRES_GRAD,
     Constant,
     Event,
     Record,
@@ -46,9 +51,14 @@ from schedlang.runtime.model.forward_record import (
     tensors_in,
     without_cache,
 )
-from schedlang.runtime.torch_private.fake_tensors import FakeTensors, kept_by
+from schedlang.runtime.torch_private.fake_tensors import FakeTensors, is_fake, kept_by
 from schedlang.runtime.torch_private.function_modes import enter, leave
-from schedlang.runtime.torch_private.leaf_hooks import forward_hooks
+from schedlang.runtime.torch_private.functions import SeesFunctions, functions_seen
+from schedlang.runtime.torch_private.leaf_hooks import (
+    forward_hooks,
+    takes_keywords,
+    with_hooks_inside,
+)
 from schedlang.runtime.torch_private.pytrees import tree_flatten, tree_unflatten
 from schedlang.runtime.values import has_gradient
 
@@ -57,9 +67,6 @@ _DEVICE = Tensor.device.__get__
 
 #: The attribute of a block with the stages that do its calls, or leave them out.
 _STAGES = "_schedlang_stages"
-
-#: The module of transformers whose hooks keep the states between layers (`output_hidden_states`).
-_KEEPS_OUTPUTS = "transformers.utils.output_capturing"
 
 #: Modules whose submodules have no attributes of their own.
 _CONTAINERS = (nn.ModuleDict, nn.ModuleList, nn.Sequential)
@@ -146,16 +153,17 @@ class _End(BaseException):
 class _Run:
     """A forward that is under way.
 
-    `next` is the index of the next event. `ids` are the ids of values by the identity of the
-    tensors that have them or stand in for them, all of which are `held`: where one was freed,
-    another might be made. `data` are the values that are there, `tensors` also those of which the
-    shape is known.
+    `next` is the index of the next event, `called` the number of blocks that were called. `ids` are
+    the ids of values by the identity of the tensors that have them or stand in for them, all of
+    which are `held`: where one was freed, another might be made. `data` are the values that are
+    there, `tensors` also those of which the shape is known.
     """
 
     def __init__(self, fake: FakeTensors) -> None:
         self.fake = fake
         self.has_grad = torch.is_grad_enabled()
         self.next = 0
+        self.called = 0
         self.ids: dict[int, int] = {}
         self.data: dict[int, Tensor] = {}
         self.tensors: dict[int, Tensor] = {}
@@ -213,7 +221,7 @@ def without_fakes(value: Any) -> Any:
     return tree_unflatten(found, tree)
 
 
-class StageForward(TorchFunctionMode):
+class StageForward(SeesFunctions):
     """The forward of the stage that does the calls `own` of a record's blocks. It takes the place
     of the forward of `stage`, a copy of the model.
     """
@@ -231,7 +239,7 @@ class StageForward(TorchFunctionMode):
         self._own = own
         self._is_first = is_first
         self._is_last = is_last
-        self._forward = stage.forward
+        self._forward = with_hooks_inside(stage)
         self._run: _Run | None = None
         self._device = torch.device("cpu")
         self._fake = FakeTensors()
@@ -241,6 +249,8 @@ class StageForward(TorchFunctionMode):
         self._hands_on_shapes = record.known_by_shape(own.stop)
         own_names = {record.blocks[place] for place in own}
         blocks = {name: stage.get_submodule(name) for name in record.blocks}
+        in_blocks = {part for block in blocks.values() for part in block.modules()}
+        self._around = [part for part in stage.modules() if part not in in_blocks]
         #: The places of each weight that a gap of any stage uses, by the id of its value.
         self._weights = self._place_weights(stage, [blocks[name] for name in own_names])
         for name, block in blocks.items():
@@ -304,20 +314,48 @@ class StageForward(TorchFunctionMode):
         output = None
         has_ended = False
         self._run = run
+        kept = self._tensors_in_attributes()
         enter(self)
         try:
-            output = self._forward(*args, **kwargs, **options)
+            with functions_seen():
+                output = self._forward(*args, **kwargs, **options)
         except _End:
             has_ended = True
         finally:
             leave(self)
             self._run = None
+            self._take_fakes_out(kept)
         if not has_ended and (
             run.next < len(self._record.events)
             or run.ids_in(output) != self._record.output.ids
         ):
             raise self._another_way(run, "its end")
         return run.with_data(output) if self._is_last else self._message(run)
+
+    def _tensors_in_attributes(self) -> dict[tuple[int, str], Tensor]:
+        """The buffers and other tensors that modules around the blocks have, by the module's index
+        and their names.
+        """
+        return {
+            (index, name): tensor
+            for index, module in enumerate(self._around)
+            for name, tensor in [
+                *vars(module).items(),
+                *module.named_buffers(recurse=False),
+            ]
+            if isinstance(tensor, Tensor)
+        }
+
+    def _take_fakes_out(self, before: Mapping[tuple[int, str], Tensor]) -> None:
+        """Where the model has set an attribute to a fake tensor, such as a buffer to an average,
+        have the data in its place, or what was there `before`.
+        """
+        for (index, name), tensor in self._tensors_in_attributes().items():
+            if not is_fake(tensor):
+                continue
+            data = kept_by(tensor)
+            known = before.get((index, name)) if is_fake(data) else data
+            setattr(self._around[index], name, known)
 
     def _in_order(self, inputs: Any) -> dict[str, Any]:
         """The model's keyword arguments, in the order in which they were recorded."""
@@ -395,6 +433,7 @@ class StageForward(TorchFunctionMode):
         if event is None or (event.called, event.takes) != in_one_order(called, takes):
             return None
         run.next += 1
+        run.called += event.is_block
         return event
 
     def _another_way(self, run: _Run, what: str) -> PipelineError:
@@ -432,28 +471,37 @@ class StageForward(TorchFunctionMode):
             if event.place in self._own:
                 output = call(*run.with_data(args), **run.with_data(kwargs))
                 return self._with_ids(run, event, output, ())
-            return self._leave_out(run, event, block, args)
+            return self._leave_out(run, event, block, args, kwargs)
         finally:
             enter(self)
 
-    def _leave_out(self, run: _Run, event: Event, block: nn.Module, args: Any) -> Any:
+    def _leave_out(
+        self, run: _Run, event: Event, block: nn.Module, args: Any, kwargs: Any
+    ) -> Any:
         """What stands in for what a call of another stage returns, or the end of the forward.
 
         Hooks that keep what a block returns, for the model's own forward, keep what stands in.
         """
         if event.place >= self._own.stop:
             raise _End
+        self._check_graph(run, event)
+        output = self._in_place_of(run, event.returned)
+        for place, (number, hook) in enumerate(forward_hooks(block).items()):
+            if (event.called, place) in self._record.keepers:
+                more = (kwargs,) if takes_keywords(block, number) else ()
+                hook(block, args, *more, output)
+        return output
+
+    def _check_graph(self, run: _Run, event: Event) -> None:
+        """PipelineError where what is left out lies within a function of `torch.autograd` that is
+        given a function: it would take what stands in for its own.
+        """
         if run.has_grad and not torch.is_grad_enabled() and is_in_function():
             raise PipelineError(
                 f"the model calls {event} within a reentrant checkpoint or another function of "
                 "`torch.autograd`, which would cut the graph of a value that the stage is handed: "
                 "use a checkpoint with `use_reentrant=False`"
             )
-        output = self._in_place_of(run, event.returned)
-        for hook in forward_hooks(block):
-            if getattr(hook, "__module__", None) == _KEEPS_OUTPUTS:
-                hook(block, args, output)
-        return output
 
     def _with_ids(
         self, run: _Run, event: Event, result: Any, written: Sequence[Tensor]
@@ -483,8 +531,12 @@ class StageForward(TorchFunctionMode):
             # A weight of another stage: models ask it on which device they are.
             return self._device
         takes = [] if run is None else run.ids_in(args, kwargs)
-        if run is None or not takes:
+        if run is None or not (takes or self._draws(run, func)):
             return func(*args, **kwargs)
+        if func in HOOKS:
+            return self._hook(run, func, takes, args, kwargs)
+        if func == REQUIRES_GRAD and takes[0] not in run.data:
+            return run.has_grad and takes[0] in self._record.trained
         given = tensors_in(args, kwargs)
         if is_in_each_stage(func, given) and self._record.looks >= {*takes}:
             args, kwargs = run.with_data((args, kwargs))
@@ -503,12 +555,37 @@ class StageForward(TorchFunctionMode):
             for index, value in event.changed:
                 run.has(value, now[index])
         else:
+            self._check_graph(run, event)
             result = self._in_place_of(run, event.returned)
         # What the model holds is what it gave, also where another tensor has the data.
         for index, value in event.changed:
             run.ids[id(given[index])] = value
             run.held.append(given[index])
         return result
+
+    def _draws(self, run: _Run, func: Any) -> bool:
+        """Whether an op that takes no value is the next event: it draws random numbers."""
+        events = self._record.events
+        return (
+            func in self._record.draws
+            and run.next < len(events)
+            and (events[run.next].called, events[run.next].takes) == (func, ())
+        )
+
+    def _hook(
+        self, run: _Run, func: Any, takes: list[int], args: Any, kwargs: Any
+    ) -> Any:
+        """A value is hooked by the stage that makes it, since it has the whole gradient."""
+        is_early = run.called <= self._own.start and not self._is_first
+        if is_early or run.called > self._own.stop:
+            return RemovableHandle(OrderedDict())
+        if takes[0] not in run.data or takes[0] in self._takes:
+            raise PipelineError(
+                f"the model calls `{name_of(func)}` of a value that an earlier stage makes "
+                f"({line_of(currentframe())}), whose gradient is not whole here: call it before "
+                "the next block"
+            )
+        return func(*args, **kwargs)
 
     def _check_read(self, run: _Run, func: Any, takes: list[int]) -> None:
         """Raise PipelineError if Python reads the shape of a value that nobody has handed on."""
@@ -564,6 +641,30 @@ class BetweenBlocks:
             if any(begin <= block < end for block in blocks)
         ]
         return pieces or [0] * (name in self.outside)
+
+    def check_states(self, cuts: Sequence[int]) -> None:
+        """PipelineError for a tensor around the blocks that one piece changes, and an earlier one
+        reads; a warning of a number that an earlier one may read.
+        """
+        ends = cuts[1:]
+        for name, (read, changed) in self.record.states.items():
+            writer = bisect_left(ends, changed)
+            behind = (
+                f"the model changes its `{name}` behind block "
+                f"`{self.record.blocks[changed - 1]}`"
+            )
+            if read is None and writer > 0:
+                warnings.warn(
+                    f"{behind}, which earlier stages do not see: if they read it, change it before "
+                    "the first block",
+                    stacklevel=3,
+                )
+            elif read is not None and bisect_left(ends, read) < writer:
+                raise PipelineError(
+                    f"{behind}, and reads it before, in an earlier stage, which would not see the "
+                    "change in the next forward: change it before the first block, or keep what is "
+                    "read and changed in one block"
+                )
 
     def left_out(
         self, model: nn.Module, own: Container[str], piece: int, cuts: Sequence[int]

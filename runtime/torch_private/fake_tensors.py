@@ -6,6 +6,7 @@ this part there is no other way: `split` cuts no model that does more than call 
 """
 
 import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -67,12 +68,14 @@ class FakeTensors:
     @contextmanager
     def quietly(self) -> Iterator[None]:
         """Where an op needs data, torch raises an error; this keeps it from writing a page into its
-        log besides.
+        log besides. Nor does it warn of the gradients that it looks for.
         """
         log = logging.getLogger("torch._subclasses.fake_tensor")
         was_disabled = log.disabled
         log.disabled = True
         try:
-            yield
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "The .grad attribute of a Tensor")
+                yield
         finally:
             log.disabled = was_disabled

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 def leave(mode: TorchFunctionMode) -> bool:
     """Leave the function mode that was entered last; False where that is another one."""
-    if not _is_on_top(mode):
+    if mode_on_top() is not mode:
         return False
     torch._C._pop_torch_function_stack()
     return True
@@ -30,6 +30,7 @@ def is_transformed() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def _is_on_top(mode: Any) -> bool:
+def mode_on_top() -> Any:
+    """The function mode that was entered last, or None."""
     depth = torch._C._len_torch_function_stack()
-    return bool(depth) and torch._C._get_function_stack_at(depth - 1) is mode
+    return torch._C._get_function_stack_at(depth - 1) if depth else None

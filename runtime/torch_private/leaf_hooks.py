@@ -51,9 +51,49 @@ def has_hooks_of_both(module: nn.Module) -> bool:
     )
 
 
-def forward_hooks(module: nn.Module) -> list[Callable[..., Any]]:
-    """The hooks that see the output of a module (`Module.register_forward_hook`)."""
-    return [*module._forward_hooks.values()]
+def forward_hooks(module: nn.Module) -> dict[int, Callable[..., Any]]:
+    """The hooks that see the output of a module (`Module.register_forward_hook`), by torch's
+    numbers of them.
+    """
+    return module._forward_hooks
+
+
+def takes_keywords(module: nn.Module, number: int) -> bool:
+    """Whether a forward hook of a module sees its keyword arguments, too."""
+    return number in module._forward_hooks_with_kwargs
+
+
+def with_hooks_inside(module: nn.Module) -> Callable[..., Any]:
+    """The forward of a module with its hooks, which the module has no longer itself: another
+    forward that is put into its place may call this one.
+    """
+    hooks = {
+        name: found
+        for name, found in vars(module).items()
+        if name.endswith("_hooks") and "state_dict" not in name
+    }
+    if not any(hooks.values()):
+        return module.forward
+    for name, found in hooks.items():
+        setattr(module, name, type(found)())
+    return _Inside(module, {**hooks, "forward": module.forward})
+
+
+class _Inside:
+    """Calls a module with other hooks, and another forward, than it has otherwise."""
+
+    def __init__(self, module: nn.Module, inside: dict[str, Any]) -> None:
+        self._module = module
+        self._inside = inside
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        own = vars(self._module)
+        outside = {name: own[name] for name in self._inside}
+        own.update(self._inside)
+        try:
+            return self._module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+        finally:
+            own.update(outside)
 
 
 def has_hooks_of_all_modules() -> bool:

@@ -85,7 +85,7 @@ class _Program:
             transfers = [
                 statement
                 for statement in self.statements(at, until)
-                if isinstance(statement, syntax.Transfer)
+                if isinstance(statement, syntax.Op) and statement.is_transfer
             ]
             if len(transfers) < 2:
                 continue
@@ -151,8 +151,8 @@ class _Program:
         edits = []
         for node in self.batches():
             # What goes is `overlap {` and `}`; the transfers between them stay.
-            start = node.together[0].span.start
-            end = node.together[-1].span.end
+            start = node.ops[0].span.start
+            end = node.ops[-1].span.end
             edits.append(Edit(Span(node.span.start, start), ""))
             edits.append(Edit(Span(end, node.span.end), ""))
         if edits:
@@ -163,14 +163,14 @@ class _Program:
         return [
             node
             for node in self.nodes(syntax.Overlap)
-            if any(isinstance(each, syntax.Transfer) for each in node.together)
+            if any(op.is_transfer for op in node.ops)
         ]
 
     def without_transfers(self) -> Iterator[Repair]:
         """Leave the communication to the compiler."""
         batches = [node.span for node in self.batches()]
         edits = [Edit(span, "") for span in batches]
-        for transfer in self.nodes(syntax.Transfer):
+        for transfer in filter(lambda op: op.is_transfer, self.nodes(syntax.Op)):
             start = transfer.span.start
             # Edits must not overlap: a transfer in a batch goes with its batch.
             if not any(batch.start <= start < batch.end for batch in batches):

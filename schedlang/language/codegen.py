@@ -550,8 +550,6 @@ class Codegen:
                 return lines
             case syntax.Op(kind, args):
                 return [self.op(kind, args, node)]
-            case syntax.Transfer(direction, passed, args):
-                return [self.op(f"{direction} {passed}", args, node)]
         raise TypeError(f"not a statement: {node}")
 
     def run(self, sequence: syntax.Seq, args: tuple[syntax.Node, ...]) -> list[str]:
@@ -630,7 +628,7 @@ class Codegen:
     def weight(self, body: syntax.Node) -> int:
         """The most steps that one round of a loop counts, inner loops left out."""
         match body:
-            case syntax.Op() | syntax.Transfer():
+            case syntax.Op():
                 return 1
             case syntax.Overlap(parts) | syntax.Block(parts):
                 return 1 + sum(map(self.weight, parts))

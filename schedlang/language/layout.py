@@ -17,7 +17,7 @@ from schedlang.language.concrete import Branch, Gap, gap
 WIDTH = 120
 
 #: Rules that hold statements, and are none themselves.
-_LISTS = frozenset({"items", "rows", "placed_ops", "together"})
+_LISTS = frozenset({"items", "rows", "placed_ops", "ops"})
 #: Statements that share a line with no other, where their block has lines of its own.
 _ALONE = frozenset({"let", "fn", "require", "assert", "placed", "row", "part"})
 #: How tightly operators bind: what binds less is where a long line ends first.

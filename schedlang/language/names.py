@@ -25,7 +25,7 @@ else:
 
 #: How many statements sequences may come to where they run each other, and what counts as one.
 _MOST_WRITTEN = 10_000
-_STATEMENTS = (syntax.Run, syntax.Op, syntax.Transfer, syntax.Let)
+_STATEMENTS = (syntax.Run, syntax.Op, syntax.Let)
 #: How many arguments an op takes: a microbatch, and before it a stage.
 _ARGUMENTS = (1, 2)
 #: Ops that need none: a bare `W` is the oldest one owed; one of a whole stage, such as a bare `U`,
@@ -185,14 +185,23 @@ class Checker(Scopes):
                     self.block((otherwise,), dict(scope))
             case syntax.Op(kind, args):
                 self.op(node, kind, args, _MAY_BE_BARE.get(kind, _ARGUMENTS), scope)
-            case syntax.Transfer(direction, passed, args):
-                self.op(node, f"{direction} {passed}", args, _ARGUMENTS, scope)
-            case syntax.Overlap(parts):
-                self.block(parts, scope)
+            case syntax.Overlap(ops):
+                self.block(ops, scope)
+                self.are_alike(ops)
             case syntax.Part(_, body):
                 self.block(body.statements, dict(scope))
             case _:
                 self.item(node, scope, functions)
+
+    def are_alike(self, ops: tuple[syntax.Op, ...]) -> None:
+        """Check that what overlaps are either ops that compute or transfers."""
+        for op in ops:
+            if op.is_transfer != ops[0].is_transfer:
+                message = "an `overlap` has ops that compute, or transfers"
+                help = "write one for the ops, and one for the transfers"
+                labels = Label(op.span), Label(ops[0].span)
+                self.report("overlap", message, *labels, help=help)
+                return
 
     def size(self, body: syntax.Block) -> int:
         """The number of statements in a block, those of the sequences that it runs included."""
@@ -352,6 +361,10 @@ class Checker(Scopes):
                     Label(placed.op.span),
                     help=help,
                 )
+            elif placed.op.is_transfer:
+                message = "a block has no transfers: the compiler places them"
+                label = Label(placed.op.span)
+                self.report("block", message, label, help="leave it out")
             elif any(isinstance(arg, expressions.Next) for arg in placed.op.args):
                 message = (
                     "an op of a block names its microbatch: `next` is for what ranks do"

@@ -127,13 +127,13 @@ class _Builder(Transformer[Token, Any]):
             "indices",
             "args",
             "elements",
-            "together",
+            "ops",
             "rows",
             "placed_ops",
             "microbatches",
         ):
             return tuple(child for child in children if child is not None)
-        if rule in ("kind", "passed", "direction", "timed", "held"):
+        if rule in ("kind", "timed", "held"):
             return " ".join(children)
         if rule in ("block", "body"):
             return syntax.Block(tuple(children), span=span)

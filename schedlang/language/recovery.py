@@ -726,7 +726,7 @@ def _settled(state: Parser) -> Parser:
     settled = state
     # What is complete is reduced when the next token comes, and which one that is hardly matters:
     # the smallest stack has all of it reduced.
-    for name in accepted_by(state) - {END}:
+    for name in sorted(accepted_by(state) - {END}):
         after = _fork(state)
         _takes(after, Token(name, ""))
         # Without the token itself.

@@ -10,6 +10,9 @@ from attrs import frozen
 
 from schedlang.language.expressions import Name as Name
 from schedlang.language.expressions import Node as Node
+from schedlang.schedule.kinds import TRANSFERS
+
+_TRANSFERS = frozenset(transfer.word for transfer in TRANSFERS.values())
 
 
 def walk(node: Node) -> Iterator[Node]:
@@ -312,23 +315,19 @@ class Run(Node):
 
 @frozen(eq=False, repr=False)
 class Op(Node):
-    """An op, `F(s, m)` or `exchange F(s, m)`; kind is its word."""
+    """An op, `F(s, m)`, `exchange F(s, m)` or `send F(s, m)`; kind is its word."""
 
     kind: str
     args: tuple[Node, ...]
 
-
-@frozen(eq=False, repr=False)
-class Transfer(Node):
-    """`send F(s, m)` or `recv B(s, m)`."""
-
-    direction: str
-    passed: str
-    args: tuple[Node, ...]
+    @property
+    def is_transfer(self) -> bool:
+        """Whether it sends or receives what a microbatch makes."""
+        return self.kind in _TRANSFERS
 
 
 @frozen(eq=False, repr=False)
 class Overlap(Node):
     """`overlap { … }`: ops that run as one, or transfers that are issued as one batch."""
 
-    together: tuple[Op, ...] | tuple[Transfer, ...]
+    ops: tuple[Op, ...]

@@ -29,9 +29,10 @@ from schedlang.schedule.costs import UNIT, Costs, check_costs
 from schedlang.schedule.exact_text import exact_text
 from schedlang.schedule.kinds import OF_STAGE, OPS, TRANSFERS, Kind
 from schedlang.schedule.layout import Layout, Pipeline, of_graph
-from schedlang.schedule.layout_rules import WrongLayout, wrong_with
+from schedlang.schedule.layout_rules import wrong_with
 from schedlang.schedule.schedule import MESSAGE_TYPES, WEIGHT_RULES
 from schedlang.schedule.transports import PORTABLE
+from schedlang.schedule.wrong_layout import WrongLayout
 
 #: How stages may be placed by a word, as torch names it: rank by rank again and again, or to the
 #: last rank and back.

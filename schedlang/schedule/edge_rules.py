@@ -5,6 +5,7 @@ from itertools import chain
 
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.schedule.layout import Layout
+from schedlang.schedule.wrong_layout import WrongLayout
 
 #: What to do about an edge between models with different numbers of microbatches.
 _SHARED_STAGES = (
@@ -13,11 +14,8 @@ _SHARED_STAGES = (
     "microbatches / 2 stage s in 0 .. 3 on if s == 0 then i else s + 1`"
 )
 
-#: The fields of a `schedlang.schedule.layout_rules.WrongLayout`.
-WrongEdge = tuple[str, str, str, int, str | None]
 
-
-def wrong_edges(layout: Layout) -> Iterator[WrongEdge]:
+def wrong_edges(layout: Layout) -> Iterator[WrongLayout]:
     """What is wrong with the edges and skips of a layout."""
     # In order: each takes for granted what those before it ask for.
     return chain.from_iterable(
@@ -25,7 +23,7 @@ def wrong_edges(layout: Layout) -> Iterator[WrongEdge]:
     )
 
 
-def _edges(layout: Layout) -> Iterator[WrongEdge]:
+def _edges(layout: Layout) -> Iterator[WrongLayout]:
     """Edges and skips lead forward, each once, and a skip does not lead to the next stage."""
     known = set[tuple[int, int]]()
     yield from _wrong_pairs(layout, "edge", layout.edges, known)
@@ -37,7 +35,7 @@ def _wrong_pairs(
     code: str,
     pairs: Sequence[tuple[int, int]],
     known: set[tuple[int, int]],
-) -> Iterator[WrongEdge]:
+) -> Iterator[WrongLayout]:
     """What is wrong with edges, or with skips, by the word for them; `known` are those before."""
     for item, ends in enumerate(pairs):
         handed_over = layout.handovers.get(ends[1]) if code == "edge" else None
@@ -53,7 +51,7 @@ def _wrong_pairs(
         known.add(ends)
         if wrong:
             message = f"the {code} from stage {ends[0]} to stage {ends[1]} {wrong}"
-            yield code, f"{code}s", message, item, None
+            yield WrongLayout(code, f"{code}s", message, item)
 
 
 def _wrong_ends(layout: Layout, earlier: int, later: int) -> str | None:
@@ -73,7 +71,7 @@ def _wrong_ends(layout: Layout, earlier: int, later: int) -> str | None:
     return None
 
 
-def _handovers(layout: Layout) -> Iterator[WrongEdge]:
+def _handovers(layout: Layout) -> Iterator[WrongLayout]:
     """An edge to another pipeline of the model leads to the next piece of the model. A pipeline
     that runs ahead hands all of its stages over to one pipeline, which does not run ahead.
     """
@@ -106,10 +104,10 @@ def _handovers(layout: Layout) -> Iterator[WrongEdge]:
                 f"the edge from stage {earlier} to stage {later} hands microbatches of "
                 f"`{first.name}` over to `{second.name}`, and {wrong}"
             )
-            yield "edge", "edges", message, item, None
+            yield WrongLayout("edge", "edges", message, item)
 
 
-def _microbatches_of_edges(layout: Layout) -> Iterator[WrongEdge]:
+def _microbatches_of_edges(layout: Layout) -> Iterator[WrongLayout]:
     """Edges and skips join stages of pipelines that run as many microbatches."""
     yield from _unequal_pairs(layout, "edge", layout.edges)
     yield from _unequal_pairs(layout, "skip", layout.skips)
@@ -117,7 +115,7 @@ def _microbatches_of_edges(layout: Layout) -> Iterator[WrongEdge]:
 
 def _unequal_pairs(
     layout: Layout, code: str, pairs: Sequence[tuple[int, int]]
-) -> Iterator[WrongEdge]:
+) -> Iterator[WrongLayout]:
     """Edges, or skips, between pipelines that run different numbers of microbatches."""
     for item, ends in enumerate(pairs):
         first, second = (layout.pipeline_of[stage] for stage in ends)
@@ -127,7 +125,7 @@ def _unequal_pairs(
                 f"`{first.name}`, which runs {counted(first.microbatches, 'microbatch')}, to "
                 f"`{second.name}`, which runs {second.microbatches}"
             )
-            yield code, f"{code}s", message, item, _SHARED_STAGES
+            yield WrongLayout(code, f"{code}s", message, item, _SHARED_STAGES)
 
 
 def _is_next(layout: Layout, earlier: int, later: int) -> bool:

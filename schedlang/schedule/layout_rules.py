@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count, pairwise
 from typing import TYPE_CHECKING
 
-from attrs import frozen
-
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.on_demand import on_demand
 from schedlang.schedule.layout import Layout
+from schedlang.schedule.wrong_layout import WrongLayout
 
 if TYPE_CHECKING:
     from schedlang.schedule.edge_rules import wrong_edges
@@ -24,21 +23,6 @@ else:
 
 #: The name of a pipeline among several: alone, or with a number.
 _NAME = re.compile(r"[A-Za-z_]\w*(\(\d+\))?")
-
-
-@frozen
-class WrongLayout:
-    """A mistake in a field of a layout, or in `microbatches`.
-
-    `item` is the index of the wrong item, or None if no single item is wrong. `code` is that of the
-    diagnostic.
-    """
-
-    code: str
-    field: str
-    message: str
-    item: int | None = None
-    help: str | None = None
 
 
 def wrong_with(
@@ -148,7 +132,7 @@ def _counts(layout: Layout, _: int) -> Iterator[WrongLayout]:
 def _edges(layout: Layout, _: int) -> Iterator[WrongLayout]:
     """The rules of edges and skips, where there are some."""
     if layout.edges or layout.skips:
-        yield from (WrongLayout(*wrong) for wrong in wrong_edges(layout))
+        yield from wrong_edges(layout)
 
 
 def _frozen(layout: Layout, _: int) -> Iterator[WrongLayout]:

@@ -261,13 +261,16 @@ def _share_out(optimizers: list[Optimizer]) -> None:
             taken |= {id(each) for each in group["params"]}
 
 
+#: How torch's scaler finds an optimizer that looks at scale and overflows by itself, and how it tells
+#: these.
+_BY_ITSELF = "_step_supports_amp_scaling"
+_TOLD = ("grad_scale", "found_inf")
+
+
 class Together:
     """The optimizers of all stages as one, which is what a scaler has in one process: where a gradient
     of any stage overflows, it skips them all.
     """
-
-    grad_scale: Tensor | None
-    found_inf: Tensor
 
     def __init__(self, side: Training) -> None:
         self._side = side
@@ -278,19 +281,16 @@ class Together:
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether the optimizers unscale gradients and skip themselves, as fused ones do."""
-        return any(
-            getattr(each, "_step_supports_amp_scaling", False)
-            for each in self._side.optimizers
-        )
+        """Whether the scaler leaves scale and overflows to the optimizers, as to fused ones."""
+        return all(hasattr(each, _BY_ITSELF) for each in self._side.optimizers)
 
     def step(self) -> None:
+        told = {name: value for name, value in vars(self).items() if name in _TOLD}
         for each in self._side.optimizers:
-            if self._step_supports_amp_scaling:
-                # A scaler leaves these here before, and takes them away behind.
-                each.grad_scale = self.grad_scale  # type: ignore[attr-defined]
-                each.found_inf = self.found_inf  # type: ignore[attr-defined]
+            vars(each).update(told)
             each.step()
+            for name in told:
+                delattr(each, name)
 
 
 class InPipeline(Training):

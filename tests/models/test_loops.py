@@ -132,6 +132,12 @@ def test_loops_that_were_wrong_once(run_ranks: Run, tmp_path: Path) -> None:
             "tied inside a stage || options by parameter & replaced before",
             "late_split",
         ),
+        # Torch's fused SGD fails where a weight has its first gradient after the first update.
+        (
+            "matrix products + functional weights | experts || fused sgd & overflow at the begin"
+            " & other optimizers",
+            "zb_2p ranks=2 microbatches=5",
+        ),
     ]
     verdicts = outcomes(run_ranks, tmp_path, cells)
     assert not any(is_wrong(*each) for each in verdicts.items()), verdicts

@@ -30,6 +30,7 @@ from schedlang import (
     write_plan,
 )
 from schedlang.extras.search.optimize.problem import Problem
+from schedlang.passes.gather import gather
 from schedlang.plan.text import parse_actions
 from schedlang.proof.running import run_on
 from schedlang.proof.structure import check_structure
@@ -308,10 +309,13 @@ def test_a_sum_behind_that_of_a_later_update_is_told_as_a_wrong_update() -> None
             judge(schedule)
 
 
-def test_a_search_that_does_not_judge_by_them_says_so() -> None:
-    plan = compile("1f1b", costs=Costs(sum_times=[2]))
-    with pytest.raises(ValueError, match="leave `sum_times` and `gather_times` out"):
+@pytest.mark.parametrize("name", ["sum", "gather"])
+def test_a_search_judges_by_those_that_are_written(name: str) -> None:
+    plan = compile("1f1b", costs=Costs(**{f"{name}_times": (2,)}))
+    with pytest.raises(ValueError, match=f"has {name}s that it does not write"):
         Problem.of(plan)
+    problem = Problem.of(gather(plan))
+    assert problem.as_given.value == simulate(plan, ideal=True).timeline.makespan
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from schedlang.proof.prove import simulate
 from schedlang.report.lines import LineCosts, line_costs
 
 #: Statements that stand in others without a block around them.
-_WITHIN = (syntax.Row, syntax.Placed, syntax.Op, syntax.Transfer, syntax.If)
+_WITHIN = (syntax.Row, syntax.Placed, syntax.Op, syntax.If)
 #: The most ranks whose values are looked up.
 _MOST_RANKS = 64
 

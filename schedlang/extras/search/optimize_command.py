@@ -65,10 +65,11 @@ COMMAND = Command(
     },
 )
 
-#: What is said of evictions, by their key in the JSON.
+#: What is said of evictions and gathers, by their key in the JSON.
 _EVICTIONS = {
     "offloads": "activations that are copied to the host and back",
     "recomputes": "forwards that run again",
+    "gathers": "gathers of weights",
 }
 
 
@@ -104,10 +105,10 @@ def optimize(options: argparse.Namespace) -> int:
         raise UsageError(f"`{options.file}` cannot be optimized: {error}") from None
     # The value of the program's own order, before stages move, is printed with the answer.
     given = problem.as_given.value
-    if problem.ways and (options.block or options.place):
+    if not problem.is_bare and (options.block or options.place):
         raise UsageError(
-            "--block and --place are for programs whose activations stay in memory: leave "
-            "--offload and --recompute out, or the copies of the program"
+            "--block and --place are for programs whose activations stay in memory, as do their "
+            "weights: leave --offload and --recompute out, or the copies and gathers of the program"
         )
     if options.block:
         return _block(options, plan, problem)
@@ -285,13 +286,18 @@ def _placed(file: str, problem: Any) -> Any:
 
 def _document(problem: Any, given: float, answer: Any, result: Any) -> dict[str, Any]:
     """The result as JSON."""
+    from schedlang.schedule.kinds import Kind
+
     schedule = problem.graph.schedule
+    kinds = {f"{name}s": way.back for name, way in problem.named_ways.items()}
+    if problem.gathered:
+        kinds["gathers"] = Kind.UNSHARD
     evictions = {
-        f"{name}s": [
-            sum(op[0] == way.back for ops in order for op in ops)
+        name: [
+            sum(op[0] == kind for ops in order for op in ops)
             for order in problem.ops_of(answer)
         ]
-        for name, way in problem.named_ways.items()
+        for name, kind in kinds.items()
     }
     return evictions | {
         "schedule": schedule.name,

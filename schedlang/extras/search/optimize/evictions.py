@@ -1,12 +1,15 @@
 """Which activations are evicted from their rank's memory between forward and backward, by a copy to
-the host or to be recomputed, and when: a search that executes every candidate.
+the host or to be recomputed, and when the weights of sharded stages are gathered: a search that
+executes every candidate.
 
 It begins with orders of ops that need more memory than there is. Where a rank exceeds its limit,
-the activation that is used last is evicted (Belady 1966, A study of replacement algorithms for a
-virtual-storage computer). Then it tries small changes, and keeps those that gain.
+the weights, or else the activation, that are used last are evicted (Belady 1966, A study of
+replacement algorithms for a virtual-storage computer). Then it tries small changes, and keeps those
+that gain.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from math import inf
 from random import Random
 from time import monotonic
@@ -14,6 +17,7 @@ from time import monotonic
 import numpy as np
 from attrs import define, evolve, field, frozen
 
+from schedlang.extras.search.optimize.gathers import LEAD, Gathers, Item, Need
 from schedlang.extras.search.optimize.problem import Answer, Problem, Way
 from schedlang.passes.op_graph import ROUNDING, Op, Orders
 from schedlang.proof.execution import Execution
@@ -24,18 +28,25 @@ from schedlang.schedule.costs.tables import Amounts
 from schedlang.schedule.kinds import MAKERS, Kind
 from schedlang.schedule.schedule import Schedule
 
-#: The most executions until an order fits into memory, for each activation.
+#: The most executions until an order fits into memory, for each activation and each use of weights.
 _ROUNDS = 3
 #: The share of the time after which evictions that are not needed are dropped.
 _UNTIL_DROPPED = 0.9
 #: The shares of the changes that swap two ops, evict another activation, keep one in memory, and
 #: move the op that takes one away. The others move the op that brings one back.
 _SWAPS, _EVICTIONS, _RETURNS, _MOVES = 0.3, 0.2, 0.1, 0.15
+#: The share of the changes that are of gathers, where there are any; and of these, the shares that
+#: move an op and gather anew, and that drop or add a gather. The others move a gather.
+_GATHERS, _TAKEN_ALONG, _GATHERED_ANEW = 0.6, 0.4, 0.3
+#: The most places by which an op moves, if its rank then gathers anew.
+_FARTHEST = 6
+#: The most candidates that are changed by turns.
+_MOST_KEPT = 8
+#: The highest lead of a gather that is added.
+_MOST_LEAD = 3
 
 #: The stage and the microbatch of an activation.
 Unit = tuple[int, int]
-#: A node of a graph, or an op beside the graph.
-Item = int | Op
 
 
 @frozen
@@ -59,10 +70,11 @@ class Eviction:
 
 @frozen(eq=False)
 class Candidate:
-    """Orders of the nodes, and the evictions."""
+    """Orders of the nodes, the evictions, and the leads of gathers (see `Gathers`)."""
 
     orders: Orders
     evictions: dict[Unit, Eviction]
+    leads: Mapping[Need, int] = field(factory=dict)
 
 
 @frozen(eq=False)
@@ -80,8 +92,9 @@ class Outcome:
 
     @property
     def key(self) -> tuple[float, float, int]:
-        """What is minimised: first memory, then time, then the number of evictions."""
-        return self.over, self.value, len(self.candidate.evictions)
+        """What is minimised: first memory, then time, then the number of evictions and gathers."""
+        gathers = len(self.schedule.columns.where(Kind.UNSHARD))
+        return self.over, self.value, len(self.candidate.evictions) + gathers
 
 
 def uses_of(problem: Problem) -> dict[Unit, Use]:
@@ -143,6 +156,11 @@ def schedule_of(problem: Problem, ranks: Iterable[Iterable[Item]]) -> Schedule:
     return evolve(given, ranks=tuple(changed))
 
 
+def gathers_of(problem: Problem, uses: Mapping[Unit, Use]) -> Gathers:
+    """The gathers and sums of a problem in which these activations may be evicted."""
+    return Gathers(problem, {unit: use.backward for unit, use in uses.items()})
+
+
 def places_of(orders: Orders) -> dict[int, int]:
     """The place of each node in the order of its rank."""
     return {node: place for order in orders for place, node in enumerate(order)}
@@ -161,6 +179,7 @@ class Search:
     units: list[list[Unit]] = field(init=False)
     times: dict[Op, float] = field(init=False)
     amounts: Amounts = field(init=False)
+    gathers: Gathers = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         graph = self.problem.graph
@@ -170,6 +189,7 @@ class Search:
             self.units[graph.rank[use.forward]].append(unit)
         self.times = times_of(self.problem, self.uses)
         self.amounts = graph.schedule.costs.memory(graph.schedule.layout)
+        self.gathers = gathers_of(self.problem, self.uses)
 
     def execute(self, candidate: Candidate) -> Outcome:
         """Execute a candidate."""
@@ -208,22 +228,27 @@ class Search:
             for index, node in enumerate(order):
                 items += [op for _, _, op in sorted(at.get(index, ()))]
                 items.append(node)
-            yield items
+            yield self.gathers.placed(items, candidate.leads)
 
     def candidate_of(self, schedule: Schedule) -> Candidate:
-        """The orders and the evictions of a schedule."""
+        """The orders, the evictions and the leads of a schedule."""
         graph = self.problem.graph
         node_of = {op: node for node, ops in enumerate(graph.ops) for op in ops}
         orders = []
         evictions = {}
+        leads: dict[Need, int] = {}
         for actions in schedule.ranks:
             # The nodes so far, in order.
             ran: dict[int, None] = {}
             out: dict[Unit, int] = {}
+            items: list[Item] = []
             for kind, stage, microbatch in actions.each():
                 unit = stage, microbatch
                 node = node_of.get((kind, stage, microbatch))
-                if node is not None:
+                if node is None:
+                    items.append((kind, stage, microbatch))
+                elif node not in ran:
+                    items.append(node)
                     ran[node] = None
                 for way in self.problem.ways:
                     if kind == way.away:
@@ -232,34 +257,78 @@ class Search:
                         place = out.get(unit, len(ran))
                         evictions[unit] = Eviction(way, place, len(ran))
             orders.append(list(ran))
-        return Candidate(orders, evictions)
+            leads |= self.gathers.leads_of(items)
+        return Candidate(orders, evictions, leads)
 
     def fitted(self, orders: Orders, ways: Sequence[Way]) -> Outcome:
-        """Evict activations until the orders fit into memory, or no eviction helps. The first way
-        that is in time is taken.
+        """Evict weights and activations until the orders fit into memory, or no eviction helps. The
+        first way that is in time is taken.
         """
         outcome = self.execute(Candidate(orders, {}))
-        for _ in range(_ROUNDS * len(self.uses)):
+        for _ in range(_ROUNDS * (len(self.uses) + len(self.gathers.needs))):
             is_late = monotonic() >= self.deadline
             if not outcome.over or outcome.execution is None or is_late:
                 break
             starts, ends = self._starts_and_ends(outcome)
             evictions = dict(outcome.candidate.evictions)
+            leads = dict(outcome.candidate.leads)
             for rank, level in enumerate(outcome.held):
                 exceeds = level.amounts > self.problem.limits[rank] + ROUNDING
                 if exceeds.any():
                     time = float(level.times[exceeds.argmax()])
+                    if self._frees(orders[rank], time, leads, starts, ends):
+                        continue
                     stays = [unit for unit in self.units[rank] if unit not in evictions]
                     stays.sort(key=lambda unit: starts[self.uses[unit].backward])
                     found = self._eviction(stays[::-1], time, ways, starts, ends)
                     if found is not None:
                         unit, way = found
                         evictions[unit] = self._early(orders, unit, way)
-            if len(evictions) == len(outcome.candidate.evictions):
+            if (
+                len(evictions) == len(outcome.candidate.evictions)
+                and leads == outcome.candidate.leads
+            ):
                 break
             timely = self._timely(orders, evictions, starts, ends)
-            outcome = self.execute(Candidate(orders, timely))
+            outcome = self.execute(Candidate(orders, timely, leads))
         return outcome
+
+    def _frees(
+        self,
+        order: Sequence[int],
+        time: float,
+        leads: dict[Need, int],
+        starts: dict[int, float],
+        ends: dict[int, float],
+    ) -> bool:
+        """Let go of the gathered weights that a rank holds at a time and uses last, and gather them
+        again in time; or else let a gather begin an op later. Return whether either was possible.
+        """
+        gaps: list[tuple[float, Need]] = []
+        early: list[tuple[float, Need]] = []
+        last: dict[int, int] = {}
+        for place, node in enumerate(order):
+            for stage in self.gathers.used[node]:
+                need = node, stage
+                lead = leads.get(need, LEAD)
+                # The op at whose end the gather begins, unless it is the first one.
+                front = order[place - lead - 1] if place > lead else None
+                if starts[node] > time:
+                    is_new = stage not in last or need in leads
+                    if not is_new and ends[last[stage]] <= time + ROUNDING:
+                        gaps.append((starts[node], need))
+                    elif is_new and lead and (front is None or ends[front] <= time):
+                        early.append((starts[node], need))
+                last[stage] = node
+        if gaps:
+            _, (node, stage) = max(gaps)
+            begin = starts[node] - self.gathers.times[stage]
+            between = [each for each in order if begin < ends[each] <= starts[node]]
+            leads[node, stage] = len(between)
+        elif early:
+            _, need = min(early)
+            leads[need] = leads.get(need, LEAD) - 1
+        return bool(gaps or early)
 
     def _eviction(
         self,
@@ -339,8 +408,10 @@ class Search:
         an op of an eviction at another place.
         """
         random = self.random
+        if self.gathers.needs and random.random() < _GATHERS:
+            return self._gathered(candidate)
         what = random.random()
-        if what < _SWAPS:
+        if what < _SWAPS or not (self.problem.ways and self.uses):
             return self._swapped(candidate)
         place = places_of(candidate.orders)
         evictions = dict(candidate.evictions)
@@ -362,7 +433,46 @@ class Search:
             moved = getattr(evictions[unit], which) + random.choice((-2, -1, 1, 2))
             at = min(max(moved, first), last)
             evictions[unit] = evolve(evictions[unit], **{which: at})
-        return Candidate(candidate.orders, evictions)
+        return Candidate(candidate.orders, evictions, candidate.leads)
+
+    def _gathered(self, candidate: Candidate) -> Candidate:
+        """The candidate with a gather more or less, or one that begins sooner or later."""
+        random = self.random
+        leads = dict(candidate.leads)
+        what = random.random()
+        if what < _TAKEN_ALONG:
+            return self._taken_along(candidate)
+        if what < _TAKEN_ALONG + _GATHERED_ANEW:
+            need = random.choice(self.gathers.needs)
+            if leads.pop(need, None) is None:
+                leads[need] = random.randint(0, _MOST_LEAD)
+        else:
+            need = random.choice(list(leads or self.gathers.needs))
+            moved = leads.get(need, LEAD) + random.choice((-2, -1, 1, 2))
+            leads[need] = max(moved, 0)
+        return Candidate(candidate.orders, candidate.evictions, leads)
+
+    def _taken_along(self, candidate: Candidate) -> Candidate:
+        """The candidate with an op at another place, where its rank gathers as `gather within` some
+        places has it.
+        """
+        random = self.random
+        orders = list(candidate.orders)
+        rank = random.randrange(len(orders))
+        order = list(orders[rank])
+        node = order.pop(random.randrange(len(order)))
+        index = candidate.orders[rank].index(node) + random.randint(
+            -_FARTHEST, _FARTHEST
+        )
+        order.insert(max(index, 0), node)
+        orders[rank] = order
+        places = random.randint(1, self.gathers.most)
+        own = set(order)
+        leads = {
+            need: lead for need, lead in candidate.leads.items() if need[0] not in own
+        }
+        leads |= self.gathers.leads_within(order, places)
+        return Candidate(orders, candidate.evictions, leads)
 
     def _swapped(self, candidate: Candidate) -> Candidate:
         """The candidate with two neighbours of an order swapped."""
@@ -373,19 +483,26 @@ class Search:
             index = self.random.randrange(len(order) - 1)
             order[index : index + 2] = order[index + 1], order[index]
         orders[rank] = order
-        return Candidate(orders, candidate.evictions)
+        return Candidate(orders, candidate.evictions, candidate.leads)
 
     def without_needless(self, outcome: Outcome) -> Outcome:
-        """The outcome without evictions that gain nothing."""
-        for unit in list(outcome.candidate.evictions):
-            if monotonic() >= self.deadline:
-                break
+        """The outcome without evictions and gathers that gain nothing."""
+        for unit in outcome.candidate.evictions:
             fewer = dict(outcome.candidate.evictions)
             del fewer[unit]
-            other = self.execute(Candidate(outcome.candidate.orders, fewer))
-            if other.key < outcome.key:
-                outcome = other
+            outcome = self._better(outcome, evolve(outcome.candidate, evictions=fewer))
+        for need in outcome.candidate.leads:
+            others = dict(outcome.candidate.leads)
+            del others[need]
+            outcome = self._better(outcome, evolve(outcome.candidate, leads=others))
         return outcome
+
+    def _better(self, outcome: Outcome, candidate: Candidate) -> Outcome:
+        """The better one of an outcome and that of a candidate, if there is time for it."""
+        if monotonic() >= self.deadline:
+            return outcome
+        other = self.execute(candidate)
+        return other if other.key < outcome.key else outcome
 
 
 def evicting(
@@ -415,16 +532,23 @@ def _outcomes(
     """Outcomes from each of the orders, then endlessly by changes of the best of these and of some
     schedules.
     """
-    if not search.uses:
+    if not (search.uses or search.gathers.needs):
         return
     ways = search.problem.ways
     outcomes = [search.execute(search.candidate_of(each)) for each in schedules]
+    # These take an execution each, and fitted orders take many.
+    for each, places in product(orders, range(1, search.gathers.most + 1)):
+        leads: dict[Need, int] = {}
+        for order in each:
+            leads |= search.gathers.leads_within(order, places)
+        outcomes.append(search.execute(Candidate(each, {}, leads)))
+        yield outcomes[-1]
     for each in orders:
         for turned in dict.fromkeys((ways, ways[::-1])):
             outcomes.append(search.fitted(each, turned))
             yield outcomes[-1]
     outcomes.sort(key=lambda outcome: outcome.key)
-    kept = outcomes[: max(len(outcomes) // 3, 1)]
+    kept = outcomes[: min(max(len(outcomes) // 3, 1), _MOST_KEPT)]
     while True:
         number = search.random.randrange(len(kept))
         outcome = search.execute(search.changed(kept[number].candidate))

@@ -1,4 +1,5 @@
-"""Which activations are evicted, and when, together with the order of ops: exactly, by CP-SAT.
+"""Which activations are evicted, when weights are gathered, and in which order ops run: exactly, by
+CP-SAT.
 
 The model has the ops of the problem and, for each activation and way, the ops that evict it, each
 of which is there or not. A literal for each two ops of a rank says which one comes first in
@@ -6,6 +7,10 @@ the rank's order. A copy begins once the op before it has ended and the link is 
 
     compute    F0 F1 ─── F2 B0        F2 needs the room of F0's activation, so it must stand where
     link          O0  L0              it begins after the copy out has ended
+
+Before each op that uses gathered weights, there may be a gather of them, on a stream of its own. An
+op has its weights from the last of these before it, which holds them until the last op that has
+them from there.
 
 Nothing of an execution waits for memory. So each op starts exactly when the last of what it waits
 for has ended: for each of these, a literal says that it is the last one. Memory is a resource over
@@ -23,6 +28,7 @@ from ortools.sat.python import cp_model
 
 from schedlang.extras.search.optimize.evictions import (
     Unit,
+    gathers_of,
     schedule_of,
     times_of,
     uses_of,
@@ -31,8 +37,11 @@ from schedlang.extras.search.optimize.problem import Answer, Problem, Way
 from schedlang.extras.search.optimize.solver import solve
 from schedlang.passes.op_graph import Op
 from schedlang.proof.prove import ideal_execution
-from schedlang.schedule.kinds import OPS, Kind
+from schedlang.schedule.actions import NO_MICROBATCH
+from schedlang.schedule.kinds import OPS, STEPS, Kind
+from schedlang.schedule.ops import COMPUTE, COPIES_IN, COPIES_OUT
 from schedlang.schedule.schedule import Schedule
+from schedlang.schedule.timeline import Timeline
 
 #: The most ops of a rank, with those that may be added: the model has a literal for each two.
 _MOST_OPS = 64
@@ -44,8 +53,8 @@ class Unsuitable(Exception):
 
 @frozen(eq=False)
 class Item:
-    """An op of the model: a `node` of the problem's graph, or an op that evicts an activation.
-    `there` says whether it is there.
+    """An op of the model: a `node` of the problem's graph, or an op beside it. `there` says whether
+    it is there.
     """
 
     op: Op
@@ -56,9 +65,19 @@ class Item:
     node: int | None
 
     @property
-    def is_copy(self) -> bool:
-        """Whether it runs on the link of its rank."""
-        return OPS[self.op[0]].is_copy
+    def key(self) -> int | Op:
+        """Its node, or its op, if it is beside the graph."""
+        return self.op if self.node is None else self.node
+
+    @property
+    def stream(self) -> str:
+        """Where it runs on its rank; copies in both directions share a link."""
+        stream = OPS[self.op[0]].stream
+        return COPIES_OUT if stream == COPIES_IN else stream
+
+    def holds_up(self, other: "Item") -> bool:
+        """Whether another op of the rank, if it stands behind this one, waits for it."""
+        return self.stream in (COMPUTE, other.stream)
 
     @property
     def end(self) -> cp_model.LinearExpr:
@@ -103,6 +122,7 @@ class _Model:
         self.problem = problem
         self.graph = problem.graph
         self.uses = uses_of(problem)
+        self.gathers = gathers_of(problem, self.uses)
         self._check()
         self.model = cp_model.CpModel()
         self.always = self.model.new_constant(1)
@@ -114,6 +134,11 @@ class _Model:
             self.units(delay) for needs in self.graph.needs for _, delay in needs
         )
         self.horizon += sum(map(self.units, self.times.values()))
+        self.horizon += sum(map(self.units, self.gathers.sums))
+        gather_times = self.gathers.times
+        self.horizon += sum(
+            self.units(gather_times[stage]) for _, stage in self.gathers.needs
+        )
         self._make()
         #: By two ops of a rank: whether the first one comes before the second.
         self.before: dict[tuple[Item, Item], cp_model.LiteralT] = {}
@@ -121,6 +146,7 @@ class _Model:
             if monotonic() > deadline:
                 raise Unsuitable
             self._order(items)
+        self._gather()
         self._wait()
         for rank in range(len(self.of_rank)):
             self._hold(rank)
@@ -133,14 +159,8 @@ class _Model:
         layout = graph.schedule.layout
         shares = layout.keepers or len(set(layout.links)) < len(layout.links)
         is_exact = None not in (graph.fixed.denominator, graph.fixed_memory.denominator)
-        most = max(map(len, graph.order))
-        of_rank = [0] * len(graph.order)
-        for use in self.uses.values():
-            of_rank[graph.rank[use.forward]] += sum(
-                len(way.kinds) for way in self.problem.ways
-            )
         overlaps = any(len(ops) > 1 for ops in graph.ops)
-        if shares or not is_exact or overlaps or most + max(of_rank) > _MOST_OPS:
+        if shares or not is_exact or overlaps:
             raise Unsuitable
 
     def units(self, time: float) -> int:
@@ -171,10 +191,34 @@ class _Model:
                     )
                     for op in ((int(kind), *unit) for kind in way.kinds)
                 ]
+        #: By stage: the ops that use its gathered weights, each with the gather that may stand
+        #: before it; and the sum of its gradients.
+        self.gathered: dict[int, dict[Item, Item]] = {}
+        self.sums: dict[int, Item] = {}
+        users = list(self.items)
+        placement = graph.schedule.placement
+        times = self.gathers.times
+        for stage in self.problem.gathered:
+            op = int(Kind.UNSHARD), stage, NO_MICROBATCH
+            self.gathered[stage] = {
+                user: self._add(
+                    op, user.rank, self.units(times[stage]), self.model.new_bool_var("")
+                )
+                for user in users
+                if stage in self.gathers.uses(user.key)
+            }
+        times = self.gathers.sums
+        for stage in self.problem.summed:
+            op = int(Kind.REDUCE_GRAD), stage, NO_MICROBATCH
+            self.sums[stage] = self._add(
+                op, placement[stage], self.units(times[stage]), self.always
+            )
         ranks = range(len(graph.order))
         self.of_rank = [
             [item for item in self.items if item.rank == rank] for rank in ranks
         ]
+        if max(map(len, self.of_rank)) > _MOST_OPS:
+            raise Unsuitable
 
     def _add(
         self,
@@ -201,20 +245,60 @@ class _Model:
             for a, b, c in ((one, second, third), (third, second, one)):
                 model.add_bool_or(~before[a, b], ~before[b, c], ~before[c, a])
         for (one, other), is_first in before.items():
-            # A copy that stands before an op does not keep it waiting.
-            if not one.is_copy or other.is_copy:
+            if one.holds_up(other):
                 model.add(other.start >= one.end).only_enforce_if(
                     is_first, one.there, other.there
                 )
-        for is_copy in (False, True):
+        for stream in {item.stream for item in items}:
             model.add_no_overlap(
                 model.new_optional_fixed_size_interval_var(
                     item.start, item.time, item.there, ""
                 )
                 for item in items
-                if item.is_copy == is_copy
+                if item.stream == stream
             )
         self.before |= before
+
+    def _gather(self) -> None:
+        """Let each op have its weights from the last gather before it."""
+        model = self.model
+        #: By op: the gathers from which it may have weights, each with whether it has.
+        self.givers: dict[Item, list[tuple[Item, cp_model.LiteralT]]] = {}
+        #: By gather: when its weights are let go of.
+        self.until: dict[Item, cp_model.IntVar] = {}
+        for gathers in self.gathered.values():
+            for gather in gathers.values():
+                self.until[gather] = model.new_int_var(0, self.horizon, "")
+            for user, own in gathers.items():
+                model.add_implication(own.there, user.there)
+                model.add_bool_and([self.before[own, user]])
+                givers = [
+                    (own, own.there)
+                    if giver is user
+                    else (gather, self._gives(gather, giver, user))
+                    for giver, gather in gathers.items()
+                ]
+                model.add(sum(has for _, has in givers) == user.there)
+                for gather, has in givers:
+                    model.add(self.until[gather] >= user.end).only_enforce_if(has)
+                self.givers.setdefault(user, []).extend(givers)
+                for giver, (_, has) in zip(gathers, givers, strict=True):
+                    # A later gather stands behind all that have weights from this one.
+                    for other, later in gathers.items():
+                        if other is not giver:
+                            model.add_bool_or(
+                                ~has,
+                                ~later.there,
+                                ~self.before[giver, other],
+                                self.before[user, later],
+                            )
+
+    def _gives(self, gather: Item, giver: Item, user: Item) -> cp_model.IntVar:
+        """A literal that an op has its weights from the gather of an earlier one."""
+        literal = self.model.new_bool_var("")
+        self.model.add_implication(literal, gather.there)
+        self.model.add_implication(literal, self.before[giver, user])
+        return literal
 
     def _wait(self) -> None:
         """Let each op start when the last of what it waits for has ended."""
@@ -230,6 +314,12 @@ class _Model:
             line = [self.items[use.forward], *added, self.items[use.backward]]
             for one, other in pairwise(line):
                 needs[other].append((one, 0))
+        for stage, reduction in self.sums.items():
+            for item in self.items:
+                if item.node is not None and stage in self.gathers.added[item.node]:
+                    needs[reduction].append((item, 0))
+                if item.op[0] in STEPS and item.op[1] == stage:
+                    needs[item].append((reduction, 0))
         for item, needed in needs.items():
             last = []
             for other, latency in needed:
@@ -239,12 +329,14 @@ class _Model:
                 if item.rank == other.rank:
                     self.model.add_bool_and([self.before[other, item]])
                 last.append(self._last(item, end, other.there))
+            for gather, has in self.givers.get(item, ()):
+                self.model.add(item.start >= gather.end).only_enforce_if(has)
+                last.append(self._last(item, gather.end, has))
             for other in self.of_rank[item.rank]:
-                if other is not item and (item.is_copy or not other.is_copy):
+                if other is not item and other.holds_up(item):
                     is_before = self.before[other, item]
                     last.append(self._last(item, other.end, other.there, is_before))
-            if not item.is_copy:
-                last.append(self._last(item, 0))
+            last.append(self._last(item, 0))
             self.model.add_bool_or(last).only_enforce_if(item.there)
 
     def _last(
@@ -273,7 +365,7 @@ class _Model:
             ((_, stage, microbatch),) = self.graph.ops[node]
             nodes.setdefault((stage, microbatch), []).append(node)
         #: Intervals, and how much is held in each.
-        self.held: list[tuple[cp_model.IntervalVar, int]] = []
+        self.intervals: list[tuple[cp_model.IntervalVar, int]] = []
         for unit, mine in nodes.items():
             for node in mine:
                 # A forward that drops what it makes holds it when it starts.
@@ -302,10 +394,17 @@ class _Model:
                     self._pass(taker, change[takers[0]], first.there)
                 else:
                     self._interval(taker, first, change[takers[0]], first.there)
+        memory = fixed.counts(self.gathers.memory)
+        for stage, gathers in self.gathered.items():
+            amount = round(float(memory[stage]))
+            for gather in gathers.values():
+                if gather.rank == rank and amount:
+                    until = self.until[gather]
+                    self._hold_until(gather, until, amount, gather.there)
         room = int(np.floor(float(fixed.counts(limit)) + 1e-6))
         self.model.add_cumulative(
-            [interval for interval, _ in self.held],
-            [amount for _, amount in self.held],
+            [interval for interval, _ in self.intervals],
+            [amount for _, amount in self.intervals],
             room,
         )
 
@@ -313,21 +412,33 @@ class _Model:
         self, taker: Item, user: Item, amount: int, there: cp_model.LiteralT
     ) -> None:
         """Hold an amount from the start of an op to the end of another one."""
+        self._hold_until(taker, user.end, amount, there)
+
+    def _hold_until(
+        self,
+        taker: Item,
+        until: cp_model.LinearExprT,
+        amount: int,
+        there: cp_model.LiteralT,
+    ) -> None:
+        """Hold an amount from the start of an op until some time."""
         long = self.model.new_int_var(0, self.horizon, "")
         interval = self.model.new_optional_interval_var(
-            taker.start, long, user.end, there, ""
+            taker.start, long, until, there, ""
         )
-        self.held.append((interval, amount))
+        self.intervals.append((interval, amount))
 
     def _pass(self, taker: Item, amount: int, there: cp_model.LiteralT) -> None:
         """Hold an amount for a moment when an op starts."""
         moment = self.model.new_optional_fixed_size_interval_var(
             taker.start, min(taker.time, 1), there, ""
         )
-        self.held.append((moment, amount))
+        self.intervals.append((moment, amount))
 
     def _minimise(self, known: Answer) -> None:
-        """Minimise the objective, below that of the known answer; then the number of evictions."""
+        """Minimise the objective, below that of the known answer; then the number of evictions and
+        gathers.
+        """
         high = self.horizon if known.value == inf else self.units(known.value) - 1
         low = min(int(known.bound * self.fixed.scale + 1e-6), high)
         self.value = self.model.new_int_var(max(low, 0), max(high, 0), "value")
@@ -339,11 +450,16 @@ class _Model:
                 self.model.add_min_equality(begin, [item.start for item in own])
             for item in own:
                 self.model.add(item.end - begin <= self.value)
+        if self.graph.schedule.objective == "makespan":
+            for reduction in self.sums.values():
+                self.model.add(reduction.end <= self.value)
         self._break_symmetry()
-        # The weight of the objective exceeds all evictions together.
-        self.weight = len(self.uses) + 1
+        # The weight of the objective exceeds all evictions and gathers together.
+        gathers = list(self.until)
+        self.weight = len(self.uses) + len(gathers) + 1
         evicted = len(self.uses) - sum(self.stays.values())
-        self.model.minimize(self.weight * self.value + evicted)
+        gathered = sum(gather.there for gather in gathers)
+        self.model.minimize(self.weight * self.value + evicted + gathered)
 
     def _break_symmetry(self) -> None:
         """Let microbatches that are alike enter their pipeline in order."""
@@ -371,27 +487,45 @@ class _Model:
         execution = schedule and ideal_execution(schedule)
         if not schedule or not execution:
             return
-        timeline = execution.timeline
-        start = {
-            (bar.kind, bar.stage, bar.microbatch): self.units(bar.start)
-            for bars in (*timeline.ranks, *timeline.copies)
-            for bar in bars
-        }
-        place = {
-            action: index
-            for actions in schedule.ranks
-            for index, action in enumerate(actions.each())
-        }
+        place, start = self._known(schedule, execution.timeline)
         for first, *_ in self.added.values():
-            self.model.add_hint(first.there, first.op in place)
-        for item in self.items:
-            if item.op in start:
-                self.model.add_hint(item.start, start[item.op])
+            self.model.add_hint(first.there, first in place)
+        for gather in self.until:
+            self.model.add_hint(gather.there, gather in place)
+        for item, time in start.items():
+            self.model.add_hint(item.start, time)
         for one, other in self.before:
             literal = self.before[one, other]
-            known_places = one.op in place and other.op in place
+            known_places = one in place and other in place
             if known_places and isinstance(literal, cp_model.IntVar):
-                self.model.add_hint(literal, place[one.op] < place[other.op])
+                self.model.add_hint(literal, place[one] < place[other])
+
+    def _known(
+        self, schedule: Schedule, timeline: Timeline
+    ) -> tuple[dict[Item, int], dict[Item, int]]:
+        """The place in its rank's order, and the start, of each op that a schedule has."""
+        item_of = {item.op: item for item in self.items if item not in self.until}
+        place: dict[Item, int] = {}
+        start: dict[Item, int] = {}
+        for rank, actions in enumerate(schedule.ranks):
+            starts: dict[Op, list[int]] = {}
+            for bar in (*timeline.ranks[rank], *(timeline.copies or [()])[rank]):
+                op = bar.kind, bar.stage, bar.microbatch
+                starts.setdefault(op, []).append(self.units(bar.start))
+            # The last gather of each stage: its place and its start.
+            gathers: dict[int, tuple[int, int]] = {}
+            for index, op in enumerate(actions.each()):
+                begin = starts[op].pop(0)
+                if op[0] == Kind.UNSHARD:
+                    gathers[op[1]] = index, begin
+                elif op in item_of:
+                    item = item_of[op]
+                    place[item], start[item] = index, begin
+                    for stage in self.gathers.uses(item.key):
+                        if stage in gathers:
+                            gather = self.gathered[stage][item]
+                            place[gather], start[gather] = gathers.pop(stage)
+        return place, start
 
     def schedule(self, solver: cp_model.CpSolver) -> Schedule:
         """The schedule that was found."""
@@ -407,7 +541,5 @@ class _Model:
                 for item in there
             }
             there.sort(key=turn.__getitem__)
-            ranks.append(
-                [item.op if item.node is None else item.node for item in there]
-            )
+            ranks.append(self.gathers.released([item.key for item in there]))
         return schedule_of(self.problem, ranks)

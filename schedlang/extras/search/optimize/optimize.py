@@ -13,11 +13,12 @@ from attrs import evolve, frozen
 from schedlang.compiler import compile
 from schedlang.diagnostics.activity import doing
 from schedlang.diagnostics.source import Source
-from schedlang.extras.search.optimize.evictions import evicting
+from schedlang.extras.search.optimize.evictions import evicting, gathers_of, uses_of
+from schedlang.extras.search.optimize.gathers import Gathers
 from schedlang.extras.search.optimize.instance import Instance
 from schedlang.extras.search.optimize.problem import Answer, Problem, Solver
 from schedlang.extras.search.optimize.program_text import can_write_times, program_of
-from schedlang.extras.search.optimize.published import from_gallery
+from schedlang.extras.search.optimize.published import from_gallery, published
 from schedlang.extras.search.optimize.starts import from_greedy
 from schedlang.passes.op_graph import Orders
 from schedlang.proof.prove import simulate
@@ -43,8 +44,8 @@ def optimize(
     how to install the solver, if it is missing.
     """
     check_solver()
-    if problem.ways:
-        yield from _with_ways(problem, seconds, workers, seed)
+    if not problem.is_bare:
+        yield from _with_more(problem, seconds, workers, seed)
         return
     begin = monotonic()
     least = Instance.of(problem)
@@ -63,36 +64,38 @@ def optimize(
             yield answer
 
 
-def _with_ways(
+def _with_more(
     problem: Problem, seconds: float, workers: int, seed: int
 ) -> Iterator[Answer]:
-    """The same if activations may be evicted. First none is, within the memory and within more,
-    which gives a bound and orders from which the search begins.
+    """The same if activations may be evicted, or weights are gathered. First none is, within the
+    memory and within more or less, which gives a bound and orders from which the search begins.
     """
     from schedlang.extras.search.optimize.exact_evictions import evicting_exactly
 
     begin = monotonic()
     answer = problem.as_given
     yield answer
+    gathers = gathers_of(problem, uses_of(problem))
     orders = [problem.graph.order]
-    for factor in _FACTORS:
+    for limits, is_bound in _limits_without(problem, gathers):
         if answer.is_best:
             return
-        limits = tuple(
-            inf if factor == inf else limit * factor for limit in problem.limits
-        )
         bare = evolve(problem.bare, limits=limits)
-        of_factor: list[Orders] = []
+        of_limits: list[Orders] = []
         for found in optimize(bare, seconds * _SHARE_WITHOUT, workers, seed):
-            if found.orders not in [*orders, *of_factor]:
-                of_factor.append(found.orders)
-            value = problem.value(found.orders)
-            # Evictions cannot go below a bound for any memory, but below one for this memory.
-            bound = found.bound if factor == inf else 0.0
+            if found.orders not in [*orders, *of_limits]:
+                of_limits.append(found.orders)
+            # Orders without gathers and sums are no answer where the problem has some.
+            is_answer = not (problem.gathered or problem.summed)
+            value = problem.value(found.orders) if is_answer else inf
+            bound = gathers.bound_of(found.bound) if is_bound else 0.0
             answer = answer.better(evolve(found, value=value, bound=bound))
             _tell(answer)
             yield answer
-        orders += of_factor[-_MOST_ORDERS:]
+        orders += of_limits[-_MOST_ORDERS:]
+    if problem.gathered:
+        # Which order takes the fewest gathers, the graph alone does not show.
+        orders += [each for _, each in published(problem.bare) if each not in orders]
     solvers: list[tuple[Solver, float]] = [
         (partial(evicting, orders=orders, seed=seed), 0.2),
         (partial(evicting_exactly, workers=workers, seed=seed), 0.7),
@@ -107,6 +110,27 @@ def _with_ways(
             answer = evolve(found, bound=max(found.bound, answer.bound))
             _tell(answer)
             yield answer
+
+
+def _limits_without(
+    problem: Problem, gathers: Gathers
+) -> Iterator[tuple[tuple[float, ...], bool]]:
+    """Limits within which orders of the graph alone are sought; and whether no answer is below the
+    bound of those.
+    """
+    if problem.ways:
+        # Evictions cannot go below a bound for any memory, but below one for this memory.
+        for factor in _FACTORS:
+            limits = tuple(
+                inf if factor == inf else limit * factor for limit in problem.limits
+            )
+            yield limits, factor == inf
+        return
+    # Where there are any, the weights of one stage at least are there when a rank runs an op.
+    for places in range(min(gathers.most, 1), gathers.most + 1):
+        limits = gathers.least_limits(places)
+        if min(limits) >= 0:
+            yield limits, places <= 1
 
 
 def check_solver() -> None:

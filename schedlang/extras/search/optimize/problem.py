@@ -5,9 +5,11 @@ from functools import cached_property
 from math import inf
 from typing import Protocol
 
+import numpy as np
 from attrs import evolve, frozen
 
 from schedlang.passes.op_graph import ROUNDING, Graph, Op, Orders
+from schedlang.proof.presence import writes
 from schedlang.proof.prove import ideal_execution
 from schedlang.schedule.kinds import AWAY, BACK, OPS, REPEATS, Kind
 from schedlang.schedule.schedule import Schedule
@@ -51,13 +53,17 @@ class Problem:
     and once it has run (`change`). `graph.order` is the given order. `limits[r]` is the limit of
     rank r, in the unit of `rise`. The objective is that of `graph.schedule`: makespan or span.
 
-    If there are `ways`, activations may be evicted by these. Then the graph has none of the ops
-    that do so, and `given` is the schedule with those that it had at first.
+    If there are `ways`, activations may be evicted by these. The weights of `gathered` stages are
+    gathered before ops use them, and the gradients of `summed` stages are summed behind them. The
+    graph has none of the ops that do so, and `given` is the schedule with those that it had at
+    first.
     """
 
     graph: Graph
     limits: tuple[float, ...]
     ways: tuple[Way, ...] = ()
+    gathered: tuple[int, ...] = ()
+    summed: tuple[int, ...] = ()
     given: Schedule | None = None
 
     @classmethod
@@ -70,16 +76,15 @@ class Problem:
         """The problem of a schedule; communication that it writes is dropped. There is one memory
         limit for all ranks, or one for each; by default the highest peak of the schedule.
 
-        Activations may be evicted by some `ways`; those of a schedule with copies, by copies.
+        Activations may be evicted by some `ways`; those of a schedule with copies, by copies. If
+        the schedule has gathers, their places are chosen anew; of sums, one for each stage is left.
 
-        ValueError for a schedule without a flush, for costs of sums and gathers, for memory of
-        messages, and for limits below 0 or NaN.
+        ValueError for a schedule without a flush, for costs of sums and gathers that it does not
+        write, for gathers and sums over replicas in the plan, for memory of messages, and for
+        limits below 0 or NaN.
         """
-        if schedule.costs.sum_times or schedule.costs.gather_times:
-            raise ValueError(
-                "its makespan has sums and gathers, which no order here is judged by: leave "
-                "`sum_times` and `gather_times` out of the costs"
-            )
+        gathered = _written(schedule, Kind.UNSHARD, "gather")
+        summed = _written(schedule, Kind.REDUCE_GRAD, "sum")
         if schedule.costs.message_memory:
             raise ValueError(
                 "messages take memory there, and limits of memory here are for activations: leave "
@@ -94,6 +99,10 @@ class Problem:
         if schedule.columns.is_copy.any():
             ways = {*ways, WAYS["offload"]}
         chosen = {kind for way in ways for kind in way.kinds}
+        if gathered:
+            chosen |= {Kind.UNSHARD, Kind.RESHARD}
+        if summed:
+            chosen.add(Kind.REDUCE_GRAD)
         ranks = tuple(
             actions.select(lambda kind: kind not in chosen) for actions in ranks
         )
@@ -109,7 +118,12 @@ class Problem:
                 )
         limits = each * len(ranks) if len(each) == 1 else each
         return cls(
-            graph, limits, tuple(way for way in WAYS.values() if way in ways), given
+            graph,
+            limits,
+            tuple(way for way in WAYS.values() if way in ways),
+            gathered,
+            summed,
+            given,
         )
 
     @property
@@ -118,21 +132,29 @@ class Problem:
         return {name: way for name, way in WAYS.items() if way in self.ways}
 
     @property
+    def is_bare(self) -> bool:
+        """Whether ranks run the ops of the graph alone."""
+        return not (self.ways or self.gathered or self.summed)
+
+    @property
     def bare(self) -> "Problem":
-        """The problem if no activations are evicted."""
-        return evolve(self, ways=(), given=None)
+        """The problem of the graph alone: no activations are evicted, and weights are there."""
+        schedule = self.graph.schedule
+        costs = evolve(schedule.costs, gather_times=None, sum_times=None)
+        graph = Graph(evolve(schedule, costs=costs))
+        return Problem(graph, self.limits)
 
     @property
     def as_given(self) -> "Answer":
         """The order that was given, as an answer without a bound."""
         order = self.graph.order
-        if not self.ways or self.given is None:
+        if self.is_bare or self.given is None:
             return Answer(order, self.value(order), 0.0, "as given")
         return Answer(order, self.value_of(self.given), 0.0, "as given", self.given)
 
     def value_of(self, schedule: Schedule) -> float:
-        """The objective of a schedule of this problem's ops, with those that evict activations;
-        infinite if it exceeds a memory limit or deadlocks.
+        """The objective of a schedule of this problem's ops, with those beside its graph; infinite
+        if it exceeds a memory limit or deadlocks.
         """
         execution = ideal_execution(schedule)
         if execution is None:
@@ -187,8 +209,8 @@ class Problem:
 @frozen(eq=False)
 class Answer:
     """Orders, the `value` of the objective, and a proved lower `bound` of it. `source` says in a
-    few words which search found the orders. If activations are evicted, the `schedule` has these
-    orders together with the ops that do so.
+    few words which search found the orders. If the problem has more than its graph, the `schedule`
+    has these orders together with the ops beside it.
     """
 
     orders: Orders
@@ -211,6 +233,26 @@ class Answer:
         """Combine two answers: the lower value, with its orders, and the higher bound."""
         best = other if other.value < self.value - ROUNDING else self
         return evolve(best, bound=max(self.bound, other.bound))
+
+
+def _written(schedule: Schedule, kind: Kind, name: str) -> tuple[int, ...]:
+    """The stages for which a schedule has collectives of a kind. ValueError if there are others
+    that take time, or replicas in the plan.
+    """
+    stages = range(len(schedule.placement))
+    times = getattr(schedule.costs, f"{name}_times")
+    written = np.flatnonzero(writes(schedule, [kind])).tolist()
+    if times and len(written) < len(stages):
+        raise ValueError(
+            f"its makespan has {name}s that it does not write, which no order here is judged by: "
+            f"write them, with `gather` behind its ops, or leave `{name}_times` out of the costs"
+        )
+    if any(len(schedule.layout.replicas(stage)) > 1 for stage in written):
+        raise ValueError(
+            f"its {name}s are events of several ranks, since it has replicas: only those over "
+            "replicas outside of the plan have other places"
+        )
+    return tuple(written)
 
 
 def peaks_of(schedule: Schedule) -> list[float]:

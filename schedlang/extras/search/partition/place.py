@@ -44,7 +44,7 @@ def place(problem: Problem, weights: Sequence[float] = ()) -> Problem:
     one: it has several pipelines, slices, updates of its own, or overlapped ops.
     """
     schedule = problem.graph.schedule
-    wrong = _why_not(schedule)
+    wrong = _why_not(problem)
     if wrong:
         raise ValueError(wrong)
     own = schedule.layout.placement
@@ -61,9 +61,12 @@ def place(problem: Problem, weights: Sequence[float] = ()) -> Problem:
     return best.problem
 
 
-def _why_not(schedule: Schedule) -> str | None:
-    """The reason why the stages of a schedule cannot move one by one; None if they can."""
+def _why_not(problem: Problem) -> str | None:
+    """The reason why the stages of a problem cannot move one by one; None if they can."""
+    schedule = problem.graph.schedule
     layout = schedule.layout
+    if problem.gathered or problem.summed:
+        return "it has gathers or sums: these have their places on their ranks"
     if len(layout.pipelines) > 1:
         return "it has several pipelines: each has its stages on all ranks"
     if layout.slices > 1:

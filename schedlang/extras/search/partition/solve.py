@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from attrs import evolve, field, frozen
 
-from schedlang.extras.search.optimize.problem import Answer, Problem
+from schedlang.extras.search.optimize.problem import Problem
 from schedlang.extras.search.optimize.program_text import program_of
 from schedlang.extras.search.partition.balance import Capacity, capacities
 from schedlang.extras.search.partition.joint import (
@@ -36,8 +36,7 @@ class Solution(Partitioned):
     def program(self) -> str:
         """The text of a program with this placement and this order, to be compiled at `costs`."""
         problem = Problem.of(evolve(self.schedule, costs=self.costs))
-        value = problem.value(problem.graph.order)
-        return program_of(problem, Answer(problem.graph.order, value, 0.0, "placed"))
+        return program_of(problem, evolve(problem.as_given, source="placed"))
 
 
 def solve(

@@ -21,12 +21,11 @@ from schedlang.schedule.layout import Layout
 
 #: The parameters that the size of the training sets.
 SIZES = ("ranks", "microbatches")
-#: Statements besides ops that make a program less simple, with its own transfers and overlaps.
+#: Statements besides ops that make a program less simple.
 _DIRECTIVES = (
     syntax.Pass,
     syntax.PerRank,
     syntax.Overlap,
-    syntax.Transfer,
 )
 #: Multiples of its default at which a parameter is tried, besides powers of two.
 _SHARES = ((1, 2), (3, 4), (3, 2), (2, 1))
@@ -91,8 +90,7 @@ def loaded(source: Source) -> tuple[Source, syntax.Schedule]:
 @frozen
 class Simplicity:
     """The simplicity of a program; less is simpler: the number of `kinds` of ops besides F and B,
-    of `directives` (such as a pass, a `keeper`, an `overlap` or a transfer), and of `lines` without
-    comments.
+    of `directives` (such as a pass, a `keeper` or an `overlap`), and of `lines` without comments.
     """
 
     kinds: int
@@ -168,8 +166,7 @@ def unlike(program: Program, fixed: Mapping[str, int]) -> str | None:
         return "edges between stages, which the model must have"
     if any(isinstance(node, syntax.Frozen) for node in nodes):
         return "frozen stages, which the model must have"
-    moved = {node.passed for node in nodes if isinstance(node, syntax.Transfer)}
-    if moved & {"weights", "gradients"}:
+    if kinds & {"send weights", "send gradients"}:
         return "weights that travel, of which a rank does not hold all that it has stages of"
     if "exchange F" in kinds:
         return "exchanges between stages, which the model must have"
