@@ -19,8 +19,11 @@ from schedlang.runtime.watchdog import Watchdog
 from schedlang.schedule.kinds import STEPS
 
 if TYPE_CHECKING:
+    from schedlang.runtime.parts.frozen_weights import check_frozen
     from schedlang.runtime.unlike_microbatches import check_slices
 else:
+    # For plans that freeze stages.
+    check_frozen = on_demand("schedlang.runtime.parts.frozen_weights.check_frozen")
     # For slices of given lengths.
     check_slices = on_demand("schedlang.runtime.unlike_microbatches.check_slices")
 
@@ -89,6 +92,8 @@ def check_setup(plan: Plan, rank: int, setup: Setup) -> None:
     if setup.slice_lengths is not None:
         check_slices(plan, setup.slice_lengths)
     _warn_of_untrained(plan, setup.modules)
+    if plan.layout.frozen:
+        check_frozen(plan, setup.modules, setup.tied)
 
 
 def _check_wrappers(modules: Mapping[int, nn.Module]) -> None:

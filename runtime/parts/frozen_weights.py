@@ -65,11 +65,17 @@ def _check_tied(
             )
 
 
-def of_stages(site: Site) -> Iterator[tuple[int, Part]]:
-    """Check the weights of all stages; make the parts of those that the plan freezes."""
-    for stage, module in site.modules.items():
+def check_frozen(plan: Plan, modules: Mapping[int, nn.Module], tied: Tied) -> None:
+    """Check the weights of a rank's stages before the pipeline is built."""
+    for stage, module in modules.items():
         weights = dict(module.named_parameters())
+        if not plan.layout.trains(stage):
+            _check_frozen(plan, stage, weights)
+        _check_tied(plan, stage, weights, tied)
+
+
+def of_stages(site: Site) -> Iterator[tuple[int, Part]]:
+    """Make the part for every stage that the plan freezes."""
+    for stage, module in site.modules.items():
         if not site.plan.layout.trains(stage):
-            _check_frozen(site.plan, stage, weights)
             yield stage, FrozenWeights(stage, module, site.plan)
-        _check_tied(site.plan, stage, weights, site.setup.tied)
