@@ -19,8 +19,11 @@ from schedlang.runtime.watchdog import Watchdog
 from schedlang.schedule.kinds import STEPS
 
 if TYPE_CHECKING:
+    from schedlang.runtime.frozen_checks import check_frozen
     from schedlang.runtime.unlike_microbatches import check_slices
 else:
+    # For stages that the plan freezes.
+    check_frozen = on_demand("schedlang.runtime.frozen_checks.check_frozen")
     # For slices of given lengths.
     check_slices = on_demand("schedlang.runtime.unlike_microbatches.check_slices")
 
@@ -88,6 +91,8 @@ def check_setup(plan: Plan, rank: int, setup: Setup) -> None:
         raise PipelineError(f"`max_norm` is {setup.max_norm}, it must be above 0")
     if setup.slice_lengths is not None:
         check_slices(plan, setup.slice_lengths)
+    if plan.layout.frozen:
+        check_frozen(plan, setup.modules, setup.tied)
     _warn_of_untrained(plan, setup.modules)
 
 

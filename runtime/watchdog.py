@@ -257,8 +257,9 @@ class Watchdog:
             raise PipelineError(f"{names} has {otherwise} within {self.timeout:g} s")
         found = self.store.multi_get([*keys.values()])
         if not is_of_torchrun():
-            # The store is in the process of rank 0, which may end behind this call.
-            readers = f"{group}/readers"
+            # The store is in the process of rank 0, which may end behind this call. Pipelines of
+            # other ranks, as on the rows of a mesh, have readers of their own.
+            readers = f"{group}/readers/{min(ranks)}"
             self.store.add(readers, 1)
             if self.rank == 0:
                 wait_until(

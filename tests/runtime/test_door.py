@@ -113,11 +113,12 @@ def test_a_part_is_loaded_where_the_plan_asks_for_it(tmp_path: Path) -> None:
 def test_every_part_has_a_row() -> None:
     rows = {feature.file for feature in FEATURES.values()} - {None}
     files = {path.stem for path in (ROOT / "runtime" / "parts").glob("*.py")}
-    # What makes layers and blocks whose backward is split, what a part starts over from, and the
-    # wire of a transport.
+    # What makes layers and blocks whose backward is split, what a part starts over from, what parts
+    # have ranks compare, and the wire of a transport.
     assert files - rows == {
         "__init__",
         "again",
+        "compared",
         "compiled",
         "edge_wire",
         "gpu_copies",
