@@ -92,9 +92,9 @@ def _counted(rows: Iterable[Row]) -> str:
     alike = sum(kind <= {EQUAL, ROUNDING} for kind in kinds)
     refused = sum(REFUSED in kind for kind in kinds)
     return (
-        f"Of these, {bits} are equal to the bit under each schedule, {alike - bits} up to the order "
-        f"of additions, since copies of a tied weight add up their gradients, {refused} are "
-        f"refused, and {len(kinds) - alike - refused} are none of these."
+        f"Of these, {bits} are equal to the bit under each schedule; {alike - bits} up to the order "
+        "of additions, since copies of a tied weight add up their gradients. Refused: "
+        f"{refused}; neither alike nor refused: {len(kinds) - alike - refused}."
     )
 
 
