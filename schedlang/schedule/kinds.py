@@ -95,6 +95,11 @@ HOPS = {
 OF_HOPS = frozenset(kinds_of(lambda op: op.is_hop))
 #: What says where a stage's weights are: brings them, passes them on, and lets go of them.
 GATHERS = frozenset(kinds_of(lambda op: op.weights and not op.is_update))
+#: What gathers a stage's weights from its replicas, and what frees these.
+GATHER = kinds_of(lambda op: op.weights == "bring" and op.meets == "replicas")[0]
+FREE = kinds_of(lambda op: op.weights == "drop")[0]
+#: What sums a stage's gradients over its replicas.
+SUM = kinds_of(lambda op: op.gradients == "sum")[0]
 #: What brings the gradients of replicas together.
 SUMS = frozenset(kinds_of(lambda op: op.gradients))
 #: The kinds of an inference: forwards, the transfers of what they make, and what they wait for.

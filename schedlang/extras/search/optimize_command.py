@@ -286,12 +286,12 @@ def _placed(file: str, problem: Any) -> Any:
 
 def _document(problem: Any, given: float, answer: Any, result: Any) -> dict[str, Any]:
     """The result as JSON."""
-    from schedlang.schedule.kinds import Kind
+    from schedlang.schedule.kinds import GATHER
 
     schedule = problem.graph.schedule
     kinds = {f"{name}s": way.back for name, way in problem.named_ways.items()}
     if problem.gathered:
-        kinds["gathers"] = Kind.UNSHARD
+        kinds["gathers"] = GATHER
     evictions = {
         name: [
             sum(op[0] == kind for ops in order for op in ops)

@@ -25,7 +25,7 @@ from schedlang.proof.memory import Level, levels
 from schedlang.proof.prove import ideal_execution
 from schedlang.schedule.actions import Actions
 from schedlang.schedule.costs.tables import Amounts
-from schedlang.schedule.kinds import MAKERS, Kind
+from schedlang.schedule.kinds import GATHER, MAKERS, Kind
 from schedlang.schedule.schedule import Schedule
 
 #: The most executions until an order fits into memory, for each activation and each use of weights.
@@ -93,7 +93,7 @@ class Outcome:
     @property
     def key(self) -> tuple[float, float, int]:
         """What is minimised: first memory, then time, then the number of evictions and gathers."""
-        gathers = len(self.schedule.columns.where(Kind.UNSHARD))
+        gathers = len(self.schedule.columns.where(GATHER))
         return self.over, self.value, len(self.candidate.evictions) + gathers
 
 

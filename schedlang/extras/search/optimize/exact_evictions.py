@@ -38,7 +38,7 @@ from schedlang.extras.search.optimize.solver import solve
 from schedlang.passes.op_graph import Op
 from schedlang.proof.prove import ideal_execution
 from schedlang.schedule.actions import NO_MICROBATCH
-from schedlang.schedule.kinds import OPS, STEPS, Kind
+from schedlang.schedule.kinds import GATHER, OPS, STEPS, SUM, Kind
 from schedlang.schedule.ops import COMPUTE, COPIES_IN, COPIES_OUT
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.timeline import Timeline
@@ -199,7 +199,7 @@ class _Model:
         placement = graph.schedule.placement
         times = self.gathers.times
         for stage in self.problem.gathered:
-            op = int(Kind.UNSHARD), stage, NO_MICROBATCH
+            op = int(GATHER), stage, NO_MICROBATCH
             self.gathered[stage] = {
                 user: self._add(
                     op, user.rank, self.units(times[stage]), self.model.new_bool_var("")
@@ -209,7 +209,7 @@ class _Model:
             }
         times = self.gathers.sums
         for stage in self.problem.summed:
-            op = int(Kind.REDUCE_GRAD), stage, NO_MICROBATCH
+            op = int(SUM), stage, NO_MICROBATCH
             self.sums[stage] = self._add(
                 op, placement[stage], self.units(times[stage]), self.always
             )
@@ -516,7 +516,7 @@ class _Model:
             gathers: dict[int, tuple[int, int]] = {}
             for index, op in enumerate(actions.each()):
                 begin = starts[op].pop(0)
-                if op[0] == Kind.UNSHARD:
+                if op[0] == GATHER:
                     gathers[op[1]] = index, begin
                 elif op in item_of:
                     item = item_of[op]

@@ -18,7 +18,7 @@ from schedlang.passes.op_graph import Op
 from schedlang.ranks.shards import shards
 from schedlang.schedule.actions import NO_MICROBATCH, Actions
 from schedlang.schedule.costs import Costs
-from schedlang.schedule.kinds import MAKERS, OPS, USES_WEIGHTS, Kind
+from schedlang.schedule.kinds import FREE, GATHER, MAKERS, OPS, SUM, USES_WEIGHTS, Kind
 from schedlang.schedule.ops import COMPUTE
 
 #: A node of a graph, or an op beside the graph.
@@ -89,7 +89,7 @@ class Gathers:
         """By stage: what its gathered weights take."""
         amounts = self._costs.memory(self.problem.graph.schedule.layout)
         stages = np.arange(self._stages)
-        kinds = np.full(self._stages, int(Kind.UNSHARD))
+        kinds = np.full(self._stages, int(GATHER))
         taken = amounts.of(kinds, stages, np.full(self._stages, NO_MICROBATCH))
         return list(map(float, taken))
 
@@ -168,7 +168,7 @@ class Gathers:
                 if stage not in last or (need in leads and need not in done):
                     begin = last.get(stage, -1) + 1
                     at = _back(items, index, leads.get(need, LEAD), begin)
-                    gather = int(Kind.UNSHARD), stage, NO_MICROBATCH
+                    gather = int(GATHER), stage, NO_MICROBATCH
                     before.setdefault(at, []).append(gather)
                 done.add(need)
                 last[stage] = index
@@ -176,7 +176,7 @@ class Gathers:
                 summed.update(dict.fromkeys(self.added[item], index))
         after: dict[int, list[Op]] = {}
         for stage, index in summed.items():
-            reduction = int(Kind.REDUCE_GRAD), stage, NO_MICROBATCH
+            reduction = int(SUM), stage, NO_MICROBATCH
             after.setdefault(index, []).append(reduction)
         found: list[Item] = []
         for index, item in enumerate(items):
@@ -190,12 +190,12 @@ class Gathers:
         found: list[Item] = []
         kept: set[int] = set()
         for item in reversed(items):
-            if not isinstance(item, int) and item[0] == Kind.UNSHARD:
+            if not isinstance(item, int) and item[0] == GATHER:
                 kept.discard(item[1])
             for stage in self.uses(item):
                 if stage not in kept:
                     kept.add(stage)
-                    found.append((int(Kind.RESHARD), stage, NO_MICROBATCH))
+                    found.append((int(FREE), stage, NO_MICROBATCH))
             found.append(item)
         return found[::-1]
 
@@ -205,7 +205,7 @@ class Gathers:
         # Stages whose gather has been met, each with the number of ops since then.
         coming: dict[int, int] = {}
         for item in items:
-            if not isinstance(item, int) and item[0] == Kind.UNSHARD:
+            if not isinstance(item, int) and item[0] == GATHER:
                 coming[item[1]] = 0
             for stage in self.uses(item):
                 if stage in coming:

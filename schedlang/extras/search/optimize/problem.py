@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 from schedlang.passes.op_graph import ROUNDING, Graph, Op, Orders
 from schedlang.proof.presence import writes
 from schedlang.proof.prove import ideal_execution
-from schedlang.schedule.kinds import AWAY, BACK, OPS, REPEATS, Kind
+from schedlang.schedule.kinds import AWAY, BACK, FREE, GATHER, OPS, REPEATS, SUM, Kind
 from schedlang.schedule.schedule import Schedule
 
 #: Kind, stage and slice of each of a node's ops: its ops without their microbatches.
@@ -83,8 +83,8 @@ class Problem:
         write, for gathers and sums over replicas in the plan, for memory of messages, and for
         limits below 0 or NaN.
         """
-        gathered = _written(schedule, Kind.UNSHARD, "gather")
-        summed = _written(schedule, Kind.REDUCE_GRAD, "sum")
+        gathered = _written(schedule, GATHER, "gather")
+        summed = _written(schedule, SUM, "sum")
         if schedule.costs.message_memory:
             raise ValueError(
                 "messages take memory there, and limits of memory here are for activations: leave "
@@ -100,9 +100,9 @@ class Problem:
             ways = {*ways, WAYS["offload"]}
         chosen = {kind for way in ways for kind in way.kinds}
         if gathered:
-            chosen |= {Kind.UNSHARD, Kind.RESHARD}
+            chosen |= {GATHER, FREE}
         if summed:
-            chosen.add(Kind.REDUCE_GRAD)
+            chosen.add(SUM)
         ranks = tuple(
             actions.select(lambda kind: kind not in chosen) for actions in ranks
         )
