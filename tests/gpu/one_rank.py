@@ -150,6 +150,12 @@ class Exchanged(nn.Module):
         return self.block(x)
 
 
+def _exchanging(stages: list[nn.Module]) -> list[nn.Module]:
+    """Stages of which all but the first one take what was exchanged."""
+    first, *others = stages
+    return [first, *map(Exchanged, others)]
+
+
 @check()
 def exchanges() -> Said:
     """Exchanges on a stream beside that of the ops train as one process does, and nothing in a step
@@ -157,12 +163,11 @@ def exchanges() -> Said:
     """
     join()
     plan = compile("experts_1f1b", SIZES)
-    whole = [Exchanged(each) for each in blocks(3)]
-    alone = [Exchanged(each) for each in blocks(3)]
+    whole, alone = (_exchanging(blocks(3)) for _ in range(2))
     inputs, targets = batch(8)
     for x, target in zip(inputs.chunk(4), targets.chunk(4), strict=True):
-        for number, stage in enumerate(alone):
-            x = stage(stage.exchange(x) if number else x)
+        for stage in alone:
+            x = stage(stage.exchange(x) if isinstance(stage, Exchanged) else x)
         (mse(x, target) / 4).backward()
     pipeline = Pipeline(plan, dict(enumerate(whole)), mse)
     pipeline.step(inputs, targets)
