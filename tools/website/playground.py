@@ -88,6 +88,8 @@ def write_playground(packages: Path, cache: Path, folder: Path) -> None:
     )
     files = sorted(path.name for path in wheels.iterdir())
     (folder / "wheels.json").write_text(json.dumps(files))
+    bytecode = ["node", str(_HERE / "bytecode.mjs"), str(folder)]
+    subprocess.run(bytecode, check=True)
 
 
 def compared() -> Iterator[tuple[str, str]]:
