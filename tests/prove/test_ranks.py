@@ -556,7 +556,14 @@ def test_with_a_capacity_nothing_is_proved(capacity: str) -> None:
     assert "it has a `capacity`" in portable.reason
 
 
-@pytest.mark.parametrize("line", ["cost F = 1", "memory B = 2", "capacity = 3"])
+def test_what_is_wrong_before_any_size_is_chosen_is_the_compilers_own_error() -> None:
+    lines = "capacity = 3\n    capacity = 3\n    rank r {"
+    text = source_of("1f1b").text.replace("rank r {", lines)
+    with pytest.raises(CompileError, match="a schedule has one `capacity`"):
+        prove_for_all_ranks(text)
+
+
+@pytest.mark.parametrize("line", ["cost F = 1", "memory B = 2"])
 def test_what_the_compiler_refuses_whatever_the_sizes_is_not_proved(line: str) -> None:
     text = source_of("1f1b").text.replace("rank r {", f"{line}\n{line}\n    rank r {{")
     portable = prove_for_all_ranks(text).verdicts["portable"]
