@@ -165,6 +165,7 @@ class Message:
         "in_flight",
         "microbatch",
         "peer",
+        "tagged",
         "wire",
     )
 
@@ -182,13 +183,20 @@ class Message:
         self.box = box
         self.microbatch = microbatch
         self.in_flight: InFlight = []
+        #: The units for which its tags were made, and these tags.
+        self.tagged = 0, range(0)
         channel.add(self)
 
     @property
     def tags(self) -> range:
         """Tags for the tensors of the message, more than are needed."""
         channel = self.channel
-        return channel.tags.tensors(channel.number, self.microbatch, self.is_gradient)
+        units, tags = self.tagged
+        if units != channel.tags.units:
+            microbatch = self.microbatch
+            tags = channel.tags.tensors(channel.number, microbatch, self.is_gradient)
+            self.tagged = channel.tags.units, tags
+        return tags
 
     def tensors(self) -> list[Tensor]:
         """The tensors to send, or empty ones to receive into."""

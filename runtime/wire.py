@@ -133,13 +133,14 @@ class Wire:
 
     def _wait(self, in_flight: InFlight, processes: tuple[int, ...]) -> None:
         self._watchdog.waits_for = processes
-        self._end(in_flight, processes)
-        if any(not tensor.is_cpu for _, tensor in in_flight):
+        if self._end(in_flight, processes):
             # The host continues, and the GPU's stream waits.
             self._watchdog.mark()
         self._watchdog.waits_for = ()
 
-    def _end(self, in_flight: InFlight, processes: tuple[int, ...]) -> None:
+    def _end(self, in_flight: InFlight, processes: tuple[int, ...]) -> bool:
+        """Wait; return whether a GPU's stream does for any of the messages, and not the host."""
+        is_on_gpu = False
         try:
             for work, tensor in in_flight:
                 if tensor.is_cpu:
@@ -147,9 +148,11 @@ class Wire:
                 else:
                     # With a limit, NCCL would block the host, and not only its stream.
                     work.wait()
+                    is_on_gpu = True
         except RuntimeError as error:
             raise_if_lost({*processes}, error)
             raise
+        return is_on_gpu
 
     def reduce(self, tensor: Tensor, operation: dist.ReduceOp.RedOpType) -> None:
         """All-reduce a tensor in place over all ranks of the plan."""

@@ -140,6 +140,8 @@ class Buffers(Part):
 
     def after_backward(self, run: Backward) -> None:
         """PipelineError if a backward has changed a buffer, and the change would be lost."""
+        if not self._places:
+            return
         before = self._before_backward.items()
         self._check_replicas(
             "backward", {name for name, each in before if self._differs(name, *each)}

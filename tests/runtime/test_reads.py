@@ -39,7 +39,7 @@ READS = {
 
 #: Functions of the runtime that read numbers which are on the host also where stages are on a GPU:
 #: losses that were copied to it, the batch as the script gave it, and how much losses count.
-OF_HOST = {"message", "bytes_of", "_totals"}
+OF_HOST = {"message", "bytes_of", "totals_of_replicas"}
 
 
 class Reads(TorchFunctionMode):
