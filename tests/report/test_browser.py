@@ -1204,6 +1204,6 @@ def test_perfetto_reads_the_trace(browser: Browser, perfetto: str) -> None:
     )
     box.press("Enter")
     page.get_by_text("192 slices, 96 arrows, 2 of two, 0 errors", exact=True).wait_for(
-        timeout=30 * SECOND
+        timeout=60 * SECOND
     )
     page.close()

@@ -18,6 +18,7 @@ from tests.support.paths import PROGRAMS, ROOT
 ALWAYS = {
     "added_losses",
     "buffers",
+    "compared",
     "foreign_weights",
     "shared_draws",
     "shared_hooks",
