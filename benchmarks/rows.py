@@ -20,7 +20,7 @@ from time import monotonic
 
 from attrs import asdict, frozen
 
-from schedlang.cli.values import seconds
+from schedlang.cli.option_values import seconds
 
 ROOT = Path(__file__).parent.parent
 KEPT = ROOT / "build" / "bench-search"

@@ -40,7 +40,7 @@ from attrs import evolve, frozen
 from torch import Tensor, nn
 
 from schedlang import Costs, Plan, Source, compile, read_plan, simulate, write_plan
-from schedlang.examples.demo.trace import aligned, clock_offset, write_trace
+from schedlang.examples.demo.trace_file import aligned, clock_offset, write_trace
 from schedlang.extras.measured import Run, read_run
 from schedlang.extras.search.optimize.optimize import optimize
 from schedlang.extras.search.optimize.problem import Problem

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from schedlang.diagnostics.arguments import (
+from schedlang.diagnostics.wrong_arguments import (
     check_choice,
     check_flag,
     check_number,

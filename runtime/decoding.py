@@ -21,7 +21,7 @@ from attrs import field, frozen
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from schedlang.diagnostics.arguments import check_whole, shown
+from schedlang.diagnostics.wrong_arguments import check_whole, shown
 from schedlang.plan.plan import Plan
 from schedlang.runtime.arguments import check_list, check_plan, check_stages
 from schedlang.runtime.errors import PipelineError

@@ -70,12 +70,12 @@ if TYPE_CHECKING:
     from schedlang.runtime.communicators import check_transport, warm_up
     from schedlang.runtime.gpu_progress import GpuProgress
     from schedlang.runtime.meshes import counting_together, processes_of
-    from schedlang.runtime.model.arguments import check_state
     from schedlang.runtime.model.checkpoint import (
         Checkpoints,
         checkpoints_of,
         warn_of_gradients,
     )
+    from schedlang.runtime.model.model_arguments import check_state
     from schedlang.runtime.model.model_files import ModelPart, write_model
     from schedlang.runtime.named_losses import losses_of, means_of_losses
     from schedlang.runtime.next_batch import NextBatch as next_batch
@@ -125,7 +125,7 @@ else:
     warn_of_gradients = on_demand(
         "schedlang.runtime.model.checkpoint.warn_of_gradients"
     )
-    check_state = on_demand("schedlang.runtime.model.arguments.check_state")
+    check_state = on_demand("schedlang.runtime.model.model_arguments.check_state")
     ModelPart = on_demand("schedlang.runtime.model.model_files.ModelPart")
     write_model = on_demand("schedlang.runtime.model.model_files.write_model")
 

@@ -49,7 +49,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from schedlang.diagnostics.arguments import check_number, check_type, check_whole
+from schedlang.diagnostics.wrong_arguments import check_number, check_type, check_whole
 from schedlang.plan.plan import Plan
 from schedlang.runtime.arguments import check_plan as check_is_plan
 from schedlang.runtime.arguments import check_stages

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from schedlang.extras.prove.result import Verdict as Verdict
     from schedlang.files.reading import read_source as read_source
     from schedlang.plan.plan import Plan as Plan
-    from schedlang.plan.proved import read_plan as read_plan
+    from schedlang.plan.proved_again import read_plan as read_plan
     from schedlang.plan.reader import open_plan as open_plan
     from schedlang.plan.write import write_plan as write_plan
     from schedlang.proof.execution import Execution as Execution
@@ -86,7 +86,7 @@ _MODULES = {
     "prove": "proof.prove",
     "prove_for_all": "extras.prove.pieces.prover",
     "read_costs": "schedule.costs",
-    "read_plan": "plan.proved",
+    "read_plan": "plan.proved_again",
     "read_source": "files.reading",
     "simulate": "python.simulation",
     "simulate_runs": "extras.noise.scripts",
@@ -114,11 +114,11 @@ def __getattr__(name: str) -> Any:
         there_is = f", there is `{close[0]}`" if close else ""
         raise AttributeError(f"module `schedlang` has no `{name}`{there_is}", name=name)
     # Whoever has a plan has it by one of these names: so a notebook can draw it.
-    import_module("schedlang.schedule.notebook").draw_with(_html)
+    import_module("schedlang.schedule.notebook_views").draw_with(_html)
     # And whoever shows an error sees the repair that `schedc` proposes.
     import_module("schedlang.diagnostics.diagnostic").advise_with(_advise)
     # And a plan has its program compiled once more.
-    import_module("schedlang.plan.compiling").compile_with(_compile)
+    import_module("schedlang.plan.compiled_again").compile_with(_compile)
     return getattr(import_module(f"schedlang.{_MODULES[name]}"), name)
 
 

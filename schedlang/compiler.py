@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from schedlang.diagnostics.activity import doing
-from schedlang.diagnostics.arguments import Params, check_flag, check_params
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Source
+from schedlang.diagnostics.wrong_arguments import Params, check_flag, check_params
 from schedlang.files.sources import source_of
 from schedlang.language import syntax
 from schedlang.language.expand import expand
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from schedlang.language.variables import with_variables
     from schedlang.passes import run_passes
     from schedlang.proof.capacity import check_capacity
-    from schedlang.proof.figures import Figures
+    from schedlang.proof.claim_figures import Figures
     from schedlang.proof.lints import lint
     from schedlang.proof.repetition import proofs, prove_for_all_updates
     from schedlang.schedule.forward_only import forward_only as without_backwards
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 else:
     # For programs that declare such things: claims, passes, capacities, or no flush.
     check_claims = on_demand("schedlang.language.claims.check_claims")
-    Figures = on_demand("schedlang.proof.figures.Figures")
+    Figures = on_demand("schedlang.proof.claim_figures.Figures")
     run_passes = on_demand("schedlang.passes.run_passes")
     check_capacity = on_demand("schedlang.proof.capacity.check_capacity")
     prove_for_all_updates = on_demand(

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from schedlang.examples.demo.collective import share, together
 from schedlang.plan.plan import Plan
-from schedlang.ranks.weights import follow_weights
+from schedlang.ranks.weight_versions import follow_weights
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.model.checkpoint import KEPT, steps_of_rank
 from schedlang.runtime.model.model_files import load_model, load_optimizers, names_in

@@ -14,11 +14,11 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from schedlang.cli.command_line import Parser
 from schedlang.cli.inputs import read_cost_options
 from schedlang.cli.main import replace_unknown_characters
 from schedlang.cli.options import TRAINING, add_options
 from schedlang.cli.outputs import check_output
-from schedlang.cli.parser import Parser
 from schedlang.cli.run import STARTED
 from schedlang.cli.usage import USAGE, UsageError
 from schedlang.diagnostics.diagnostic import CompileError
@@ -35,9 +35,9 @@ from schedlang.examples.demo.collective import (
 )
 from schedlang.examples.demo.corpus import read_corpus
 from schedlang.examples.demo.gpt import BLOCKS
+from schedlang.examples.demo.one_process import check_comparable, train_reference
 from schedlang.examples.demo.plan_source import share_plan
 from schedlang.examples.demo.recipe import Recipe
-from schedlang.examples.demo.reference import check_comparable, train_reference
 from schedlang.examples.demo.report import (
     compare,
     is_rounding,
@@ -45,7 +45,7 @@ from schedlang.examples.demo.report import (
     report,
     total_losses,
 )
-from schedlang.examples.demo.trace import aligned, write_trace
+from schedlang.examples.demo.trace_file import aligned, write_trace
 from schedlang.examples.demo.train import Training, train
 from schedlang.examples.demo.workload import Workload
 from schedlang.extras.measured import run_of

@@ -12,7 +12,7 @@ from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.examples.demo.collective import share, together
 from schedlang.files.reading import read_source
 from schedlang.plan.plan import Plan
-from schedlang.plan.proved import read_plan
+from schedlang.plan.proved_again import read_plan
 from schedlang.plan.reader import open_plan
 from schedlang.runtime.checks import wrong_number
 from schedlang.runtime.errors import PipelineError

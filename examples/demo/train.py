@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from schedlang.examples.demo.checkpoint_folder import CheckpointFolder
 from schedlang.examples.demo.gpt import loss_and_bytes, next_byte_loss
-from schedlang.examples.demo.progress import Progress
-from schedlang.examples.demo.trace import clock_offset
+from schedlang.examples.demo.progress_lines import Progress
+from schedlang.examples.demo.trace_file import clock_offset
 from schedlang.examples.demo.workload import Workload
 from schedlang.runtime.pipeline import Pipeline
 from schedlang.runtime.processes import PIPELINE

@@ -11,7 +11,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.model.arguments import check_blocks, check_input, check_model
+from schedlang.runtime.model.model_arguments import (
+    check_blocks,
+    check_input,
+    check_model,
+)
 from schedlang.runtime.model.split import Blocks, blocks_of, cut_by, stage_alone
 from schedlang.runtime.torch_private.engine import run_backward
 from schedlang.runtime.values import Value, detached, flatten, leaves_of

@@ -29,8 +29,8 @@ from torch.optim import Optimizer
 from schedlang.plan.plan import Plan
 from schedlang.runtime.arguments import check_plan, check_stages
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.model.arguments import check_folder, check_optimizers
 from schedlang.runtime.model.checkpoint import reason
+from schedlang.runtime.model.model_arguments import check_folder, check_optimizers
 from schedlang.runtime.model.model_files import ModelPart
 from schedlang.runtime.model.named_state import (
     keeps_nothing,

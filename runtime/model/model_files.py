@@ -42,12 +42,12 @@ from schedlang.plan.plan import Plan
 from schedlang.ranks.hops import homes_of
 from schedlang.runtime.arguments import check_stages
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.model.arguments import (
+from schedlang.runtime.model.checkpoint import reason, sharing_weights
+from schedlang.runtime.model.model_arguments import (
     check_folder,
     check_optimizers,
     check_state,
 )
-from schedlang.runtime.model.checkpoint import reason, sharing_weights
 from schedlang.runtime.model.named_state import (
     in_parts_as,
     kept_by,

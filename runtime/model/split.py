@@ -19,26 +19,26 @@ import torch.distributed as dist
 from attrs import evolve
 from torch import Tensor, nn
 
-from schedlang.diagnostics.arguments import check_type
 from schedlang.diagnostics.diagnostic import counted
+from schedlang.diagnostics.wrong_arguments import check_type
 from schedlang.on_demand import on_demand
 from schedlang.plan.plan import Plan
 from schedlang.runtime.arguments import check_plan
 from schedlang.runtime.equal_weights import check_memory
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.model.arguments import (
-    check_block_costs,
-    check_blocks,
-    check_input,
-    check_model,
-    check_rank,
-)
 from schedlang.runtime.model.chains import Part, chain_of
 from schedlang.runtime.model.layouts import (
     EvenLayers,
     StageLayout,
     check_layout,
     cuts_of,
+)
+from schedlang.runtime.model.model_arguments import (
+    check_block_costs,
+    check_blocks,
+    check_input,
+    check_model,
+    check_rank,
 )
 from schedlang.runtime.model.partition import Partition, partition
 from schedlang.runtime.setup import Tied

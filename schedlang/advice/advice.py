@@ -11,10 +11,10 @@ from attrs import evolve, frozen
 from schedlang.advice.repairs import MISSING, candidates
 from schedlang.advice.smallest import MOST_WORK, smallest
 from schedlang.compiler import compile_tree
-from schedlang.diagnostics.arguments import Params
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.repair import Repair
 from schedlang.diagnostics.source import Source
+from schedlang.diagnostics.wrong_arguments import Params
 from schedlang.files.sources import NO_FILE
 from schedlang.language import syntax
 from schedlang.language.expand import parameters

@@ -12,7 +12,7 @@ from attrs import frozen
 from schedlang.diagnostics.diagnostic import Diagnostic
 from schedlang.diagnostics.repair import Edit, Repair
 from schedlang.diagnostics.source import Source, Span
-from schedlang.diagnostics.waits import Wait
+from schedlang.diagnostics.waiting_ranks import Wait
 from schedlang.language import expressions, syntax
 
 N = TypeVar("N", bound=syntax.Node)

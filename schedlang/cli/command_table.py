@@ -10,7 +10,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from schedlang.cli.command_line import Parser
 from schedlang.cli.extra import extra
+from schedlang.cli.option_values import (
+    dialect,
+    kind_of_plot,
+    natural,
+    number,
+    program,
+    width,
+)
 from schedlang.cli.options import (
     COMMON,
     COSTS,
@@ -30,9 +39,7 @@ from schedlang.cli.options import (
     output,
     transport_for,
 )
-from schedlang.cli.parser import Parser
 from schedlang.cli.usage import FINE, UsageError, near
-from schedlang.cli.values import dialect, kind_of_plot, natural, number, program, width
 
 #: In the order of `schedc --help`: first what most people need first. Of an extra's command, the
 #: module in `schedlang.extras` that has its row.
@@ -176,7 +183,7 @@ COMMANDS: dict[str, Command | str] = {
     ),
     "compare": Command(
         "Which schedule is better, and what do two of them do otherwise?",
-        "cli.figures.compare",
+        "cli.comparisons.compare",
         "programs/1f1b.sched programs/zb_h1.sched --sort makespan",
         {
             "files FILE+": given(
@@ -264,20 +271,20 @@ COMMANDS: dict[str, Command | str] = {
     ),
     "gallery": Command(
         "Which published schedules come along, and how are they written?",
-        "cli.reference.gallery",
+        "cli.lookups.gallery",
         "1f1b",
         {"programs NAME*": "print these programs; without, all are listed"},
     ),
     "explain": Command(
         "What does an error mean, and how is such a program put right?",
-        "cli.reference.explain",
+        "cli.lookups.explain",
         "deadlock",
         {"codes CODE*": "what stands in `error[…]`; without, all are listed"},
     ),
     "lsp": "editor.lsp_command",
     "completion": Command(
         "The script with which a shell completes commands and options.",
-        "cli.reference.completion",
+        "cli.lookups.completion",
         "bash",
         {"shell SHELL": given("bash, zsh or fish", ("bash", "zsh", "fish"))},
     ),

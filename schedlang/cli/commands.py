@@ -27,7 +27,7 @@ from schedlang.diagnostics.diagnostic import CompileError, Diagnostic, counted
 def compile_program(options: argparse.Namespace) -> int:
     """Prove a program and write its plan."""
     from schedlang.advice.compiling import compile_with_advice
-    from schedlang.files.kinds import FileKind, kind_of
+    from schedlang.files.file_kinds import FileKind, kind_of
     from schedlang.files.reading import read_source
 
     source = read_source(options.file)
@@ -193,9 +193,9 @@ def check(options: argparse.Namespace) -> int:
     from schedlang.advice.advice import advise
     from schedlang.cli.verdicts import errors, verdicts_json, verdicts_text, warnings
     from schedlang.compiler import check_program, check_schedule
-    from schedlang.files.kinds import is_certificate
+    from schedlang.files.file_kinds import is_certificate
     from schedlang.files.reading import read_source
-    from schedlang.plan.proved import read_plan
+    from schedlang.plan.proved_again import read_plan
     from schedlang.schedule.costs import UNIT
     from schedlang.schedule.transports import NAMES
 
@@ -268,7 +268,7 @@ def simulate(options: argparse.Namespace) -> int:
             raise UsageError(
                 "--why explains one run with its transfers: leave out --jitter, --slow and --ideal"
             )
-        from schedlang.cli.figures import explain_bubble
+        from schedlang.cli.comparisons import explain_bubble
 
         return explain_bubble(options)
     noisy: Any = extra("noise.noise_options") if is_noisy else None

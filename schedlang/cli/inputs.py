@@ -31,7 +31,7 @@ def load(
     from schedlang.advice.compiling import compile_with_advice
     from schedlang.compiler import ClaimError
     from schedlang.files.reading import read_source
-    from schedlang.plan.proved import read_plan
+    from schedlang.plan.proved_again import read_plan
 
     path = file or options.file
     source = read_source(path)
@@ -64,7 +64,7 @@ def load(
 
 def _is_table(text: str) -> bool:
     """Whether a text is an action table of torch."""
-    from schedlang.files.kinds import FileKind, kind_of
+    from schedlang.files.file_kinds import FileKind, kind_of
 
     return kind_of(text) is FileKind.TABLE
 

@@ -6,8 +6,8 @@ Nothing is imported here that takes time: `schedc --help` loads it.
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from schedlang.cli.parser import Named, Parser
-from schedlang.cli.values import (
+from schedlang.cli.command_line import Named, Parser
+from schedlang.cli.option_values import (
     DEVICES,
     OPTIMIZERS,
     amount,

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from attrs import define, field
 
-from schedlang.cli.pictures import pictures_of
+from schedlang.cli.executions import pictures_of
 from schedlang.cli.usage import FINE, UsageError
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.diagnostics.rendering import render

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from schedlang.cli.action_lists import FORMS, print_actions
 from schedlang.cli.diagnosed import has_colour
+from schedlang.cli.executions import pictures_of
 from schedlang.cli.extra import extra
 from schedlang.cli.inputs import wrong_as_usage
-from schedlang.cli.pictures import pictures_of
 from schedlang.cli.printing import written
 from schedlang.cli.progress import progress
 from schedlang.cli.usage import FINE, USAGE, UsageError

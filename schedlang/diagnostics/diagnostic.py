@@ -12,7 +12,7 @@ from schedlang.on_demand import on_demand
 
 if TYPE_CHECKING:
     from schedlang.diagnostics.repair import Edit, Repair
-    from schedlang.diagnostics.waits import Wait
+    from schedlang.diagnostics.waiting_ranks import Wait
 
 #: The largest number that a note shows.
 _LARGEST_SHOWN = 10**18

@@ -5,7 +5,7 @@ from functools import cached_property
 
 from attrs import field, frozen
 
-from schedlang.diagnostics.arguments import check_type
+from schedlang.diagnostics.wrong_arguments import check_type
 
 
 @frozen

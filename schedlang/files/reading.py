@@ -6,9 +6,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from schedlang.diagnostics.arguments import check_type
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Source
+from schedlang.diagnostics.wrong_arguments import check_type
 
 #: The path that means standard input, and what messages call it.
 STANDARD_INPUT = "-"

@@ -5,8 +5,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schedlang.diagnostics.arguments import check_type
 from schedlang.diagnostics.source import Source
+from schedlang.diagnostics.wrong_arguments import check_type
 from schedlang.files.reading import read_source
 from schedlang.on_demand import on_demand
 

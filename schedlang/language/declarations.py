@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from attrs import define, evolve, field, frozen
 
-from schedlang.diagnostics.arguments import Params
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.diagnostics.source import Span
+from schedlang.diagnostics.wrong_arguments import Params
 from schedlang.language import syntax
 from schedlang.language.arithmetic import (
     decimal,

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field
 
-from schedlang.diagnostics.arguments import Params
 from schedlang.diagnostics.diagnostic import (
     CompileError,
     Diagnostic,
@@ -18,6 +17,7 @@ from schedlang.diagnostics.diagnostic import (
     values_text,
 )
 from schedlang.diagnostics.source import Label, Source
+from schedlang.diagnostics.wrong_arguments import Params
 from schedlang.language import syntax
 from schedlang.language.declarations import (
     Declarations,

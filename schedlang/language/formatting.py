@@ -13,10 +13,10 @@ from attrs import define, field
 
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.diagnostics.source import Source
-from schedlang.files.kinds import FileKind, kind_of
+from schedlang.files.file_kinds import FileKind, kind_of
 from schedlang.language.concrete import Gap, concrete
+from schedlang.language.formatted_lines import WIDTH, Layout, lay_out
 from schedlang.language.grammar import tokens_of
-from schedlang.language.layout import WIDTH, Layout, lay_out
 from schedlang.language.parser import wrong_as_diagnostics
 from schedlang.language.recovery import accepted_by, begin, with_forms_of_today
 

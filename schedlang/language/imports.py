@@ -6,7 +6,7 @@ from attrs import define, evolve, field
 
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Label, Source, Span
-from schedlang.files.kinds import FileKind, kind_of
+from schedlang.files.file_kinds import FileKind, kind_of
 from schedlang.files.package import GALLERY
 from schedlang.files.reading import read_source
 from schedlang.language import syntax

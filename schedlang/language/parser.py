@@ -10,7 +10,7 @@ from lark.tree import Meta
 
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Label, Source, Span
-from schedlang.files.kinds import FileKind, kind_of
+from schedlang.files.file_kinds import FileKind, kind_of
 from schedlang.language import expressions, syntax
 from schedlang.language.grammar import grammar
 from schedlang.language.recovery import mended_tokens, syntax_errors

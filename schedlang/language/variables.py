@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from attrs import define, evolve, field
 
-from schedlang.diagnostics.arguments import Params
 from schedlang.diagnostics.diagnostic import Diagnostic
-from schedlang.diagnostics.waits import Recorded, Stand, Values, Wait
+from schedlang.diagnostics.waiting_ranks import Recorded, Stand, Values, Wait
+from schedlang.diagnostics.wrong_arguments import Params
 from schedlang.language import expressions, syntax
 from schedlang.language.block import draw
 from schedlang.language.codegen import generate, variable

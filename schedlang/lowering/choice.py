@@ -25,10 +25,10 @@ from schedlang.schedule.costs import Costs
 from schedlang.schedule.schedule import Kernel, Schedule, Trial
 
 if TYPE_CHECKING:
-    from schedlang.lowering.stream import lower_stream
+    from schedlang.lowering.without_flush import lower_stream
 else:
     # For schedules without a flush.
-    lower_stream = on_demand("schedlang.lowering.stream.lower_stream")
+    lower_stream = on_demand("schedlang.lowering.without_flush.lower_stream")
 
 #: A makespan must be below this share of another one to be shorter, since sums of times are
 #: rounded.

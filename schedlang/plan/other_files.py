@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from schedlang.diagnostics.diagnostic import CompileError
-from schedlang.files.kinds import FileKind, kind_of_document, kind_of_file
+from schedlang.files.file_kinds import FileKind, kind_of_document, kind_of_file
 from schedlang.plan.file import plan_error
 from schedlang.plan.plan import FORMAT
 

@@ -17,26 +17,26 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import asdict, field, fields, frozen
 
-from schedlang.diagnostics.arguments import check_whole
 from schedlang.diagnostics.diagnostic import Diagnostic, counted
+from schedlang.diagnostics.wrong_arguments import check_whole
 from schedlang.on_demand import on_demand
 from schedlang.schedule.schedule import MOST_STEPS, OBJECTIVES, Kernel, Schedule, Trial
 
 if TYPE_CHECKING:
-    from schedlang.plan.compiling import compiled_for
+    from schedlang.plan.compiled_again import compiled_for
     from schedlang.plan.writer import encode, lines_of, texts_of
     from schedlang.schedule.costs import Costs
-    from schedlang.schedule.notebook import drawn
+    from schedlang.schedule.notebook_views import drawn
     from schedlang.schedule.periods import repeat
 else:
     # For other numbers of microbatches.
-    compiled_for = on_demand("schedlang.plan.compiling.compiled_for")
+    compiled_for = on_demand("schedlang.plan.compiled_again.compiled_for")
     # For plans that are written.
     encode = on_demand("schedlang.plan.writer.encode")
     lines_of = on_demand("schedlang.plan.writer.lines_of")
     texts_of = on_demand("schedlang.plan.writer.texts_of")
     # For notebooks, and for plans without a flush.
-    drawn = on_demand("schedlang.schedule.notebook.drawn")
+    drawn = on_demand("schedlang.schedule.notebook_views.drawn")
     repeat = on_demand("schedlang.schedule.periods.repeat")
 
 FORMAT = "schedlang.plan/1"

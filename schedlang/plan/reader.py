@@ -1,7 +1,7 @@
 """Reads a plan file: checks each field, and makes the plan, which is not proved again.
 
 A file may come from anywhere: from another version, another program, or an editor. So
-`schedlang.plan.proved` proves what is read here, where nobody else has done so.
+`schedlang.plan.proved_again` proves what is read here, where nobody else has done so.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from schedlang.diagnostics.arguments import check_type
+from schedlang.diagnostics.wrong_arguments import check_type
 from schedlang.files.reading import check_is_path
 from schedlang.files.writing import write_bytes
 from schedlang.plan.plan import Plan

@@ -4,7 +4,7 @@ from math import inf
 
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.proof.execution import Execution
-from schedlang.ranks.weights import bytes_of_weights
+from schedlang.ranks.weight_versions import bytes_of_weights
 from schedlang.schedule.findings import Finding, diagnose
 
 #: Sums of bytes that are not whole may be rounded by this part of them.

@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 from attrs import frozen
 
-from schedlang.proof.batches import exchanging
+from schedlang.proof.transfer_batches import exchanging
 from schedlang.schedule.arrays import Flags, Floats, Ints, is_any, repeated, repeats
 from schedlang.schedule.columns import Columns
 from schedlang.schedule.findings import Finding

@@ -40,10 +40,10 @@ from schedlang.schedule.needs import needs_of
 from schedlang.schedule.schedule import Schedule, once
 
 if TYPE_CHECKING:
-    from schedlang.schedule.sums import sums_of
+    from schedlang.schedule.needed_gradients import sums_of
 else:
     # For optimizer steps.
-    sums_of = on_demand("schedlang.schedule.sums.sums_of")
+    sums_of = on_demand("schedlang.schedule.needed_gradients.sums_of")
 
 #: The graph by whose times copies of several ranks take turns: the events of a schedule, with the
 #: durations that count.

@@ -15,15 +15,15 @@ from schedlang.schedule.timeline import Timeline
 
 if TYPE_CHECKING:
     from schedlang.proof.memory import Level, levels, peaks
-    from schedlang.ranks.weights import bytes_of_weights
-    from schedlang.schedule.notebook import drawn
+    from schedlang.ranks.weight_versions import bytes_of_weights
+    from schedlang.schedule.notebook_views import drawn
 else:
     # For notebooks.
-    drawn = on_demand("schedlang.schedule.notebook.drawn")
+    drawn = on_demand("schedlang.schedule.notebook_views.drawn")
     # For whoever asks what ranks hold.
     levels = on_demand("schedlang.proof.memory.levels")
     peaks = on_demand("schedlang.proof.memory.peaks")
-    bytes_of_weights = on_demand("schedlang.ranks.weights.bytes_of_weights")
+    bytes_of_weights = on_demand("schedlang.ranks.weight_versions.bytes_of_weights")
 
 
 @frozen

@@ -36,11 +36,11 @@ from schedlang.schedule.needs import Needs, needs_of
 from schedlang.schedule.schedule import Schedule
 
 if TYPE_CHECKING:
-    from schedlang.proof.batches import share_moments
     from schedlang.proof.collectives import sides_of
+    from schedlang.proof.transfer_batches import share_moments
 else:
     # For schedules with batches of transfers, and for those with collectives.
-    share_moments = on_demand("schedlang.proof.batches.share_moments")
+    share_moments = on_demand("schedlang.proof.transfer_batches.share_moments")
     sides_of = on_demand("schedlang.proof.collectives.sides_of")
 
 #: The costs that make ways between ranks, and what goes on beside ops, take any time.

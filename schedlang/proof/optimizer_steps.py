@@ -8,13 +8,13 @@ from schedlang.proof.graph import NOTHING
 from schedlang.proof.replicas import mixed_versions
 from schedlang.proof.threads import Threads
 from schedlang.proof.wrong_structure import first_gap, place_near
-from schedlang.ranks.weights import follow_weights
+from schedlang.ranks.weight_versions import follow_weights
 from schedlang.schedule.actions import is_update
 from schedlang.schedule.arrays import counts_of
 from schedlang.schedule.findings import Finding
 from schedlang.schedule.kinds import STEPS
+from schedlang.schedule.needed_gradients import sums_of
 from schedlang.schedule.schedule import Schedule, WeightRule
-from schedlang.schedule.sums import sums_of
 
 
 def wrong_structure(schedule: Schedule) -> list[Finding]:

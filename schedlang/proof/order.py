@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from schedlang.schedule.findings import Finding
+from schedlang.schedule.needed_gradients import sums_of
 from schedlang.schedule.needs import Needs, all_needs_of, needs_of
 from schedlang.schedule.schedule import Schedule
-from schedlang.schedule.sums import sums_of
 
 
 def check_order(schedule: Schedule) -> Iterator[tuple[int, Finding]]:

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from schedlang.diagnostics.arguments import check_type
 from schedlang.diagnostics.diagnostic import CompileError
+from schedlang.diagnostics.wrong_arguments import check_type
 from schedlang.on_demand import on_demand
 from schedlang.proof.edges import ideal_events, own_ideal_events
 from schedlang.proof.events import Events
@@ -21,14 +21,14 @@ from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import timed, transports
 
 if TYPE_CHECKING:
-    from schedlang.proof.batches import check_sizes
     from schedlang.proof.first_use import check_first_use
     from schedlang.proof.message_edges import transport_events
     from schedlang.proof.running import run_on
+    from schedlang.proof.transfer_batches import check_sizes
 else:
     # For batches, for transports whose communicators wait at their first use, and for schedules
     # whose actions are not in the order of their moments.
-    check_sizes = on_demand("schedlang.proof.batches.check_sizes")
+    check_sizes = on_demand("schedlang.proof.transfer_batches.check_sizes")
     check_first_use = on_demand("schedlang.proof.first_use.check_first_use")
     transport_events = on_demand("schedlang.proof.message_edges.transport_events")
     run_on = on_demand("schedlang.proof.running.run_on")

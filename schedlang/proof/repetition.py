@@ -48,16 +48,16 @@ from schedlang.proof.execution import Execution
 from schedlang.proof.graph import NOTHING, Graph
 from schedlang.proof.message_edges import transport_events
 from schedlang.proof.prove import Proof
-from schedlang.ranks.weights import follow_weights
+from schedlang.ranks.weight_versions import follow_weights
 from schedlang.schedule.arrays import Flags, Ints
 from schedlang.schedule.columns import Columns, actions_of
 from schedlang.schedule.costs import UNIT
 from schedlang.schedule.findings import Finding, diagnose
 from schedlang.schedule.kinds import ROWS, USES_WEIGHTS, Kind
+from schedlang.schedule.needed_gradients import sums_of
 from schedlang.schedule.needs import needs_of
 from schedlang.schedule.periods import repeat, steps_of
 from schedlang.schedule.schedule import Kernel, Schedule
-from schedlang.schedule.sums import sums_of
 from schedlang.schedule.transports import Transport, transports
 
 #: By the rule of a stage's weights, the ops to come for which it counts what forwards have read.

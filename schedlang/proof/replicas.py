@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from schedlang.ranks.weights import Versions
+from schedlang.ranks.weight_versions import Versions
 from schedlang.schedule.arrays import repeats
 from schedlang.schedule.findings import Finding
 from schedlang.schedule.kinds import Kind

@@ -18,12 +18,12 @@ from schedlang.schedule.transports import Transport
 if TYPE_CHECKING:
     from schedlang.proof.first_use import check_first_use
     from schedlang.proof.standstill import Standstill
-    from schedlang.ranks.weights import follow_weights
+    from schedlang.ranks.weight_versions import follow_weights
 else:
     check_first_use = on_demand("schedlang.proof.first_use.check_first_use")
     # They explain why a schedule does not run.
     Standstill = on_demand("schedlang.proof.standstill.Standstill")
-    follow_weights = on_demand("schedlang.ranks.weights.follow_weights")
+    follow_weights = on_demand("schedlang.ranks.weight_versions.follow_weights")
 
 
 def run_on(schedule: Schedule, costs: Costs, transport: Transport) -> Events:

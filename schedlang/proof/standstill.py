@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 from attrs import define
 
-from schedlang.diagnostics.waits import Wait
+from schedlang.diagnostics.waiting_ranks import Wait
 from schedlang.proof.collectives import sides_of
 from schedlang.proof.events import Events
 from schedlang.proof.graph import NOTHING

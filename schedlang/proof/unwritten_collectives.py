@@ -8,7 +8,7 @@ from schedlang.proof.threads import Threads
 from schedlang.ranks.shards import shards
 from schedlang.schedule.arrays import counts_of
 from schedlang.schedule.kinds import STEPS, SUMS
-from schedlang.schedule.sums import gradients_of
+from schedlang.schedule.needed_gradients import gradients_of
 
 
 def place(threads: Threads) -> None:

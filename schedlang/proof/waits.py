@@ -2,7 +2,7 @@
 
 from attrs import frozen
 
-from schedlang.diagnostics.waits import Recorded, Stand, Wait
+from schedlang.diagnostics.waiting_ranks import Recorded, Stand, Wait
 from schedlang.schedule.schedule import Schedule
 
 #: An action: its rank and its index there.

@@ -1,8 +1,8 @@
 """Schedules built in Python.
 
 A `Builder` only writes: the ops of each rank become the text of a program, by
-`schedlang.python.text`, which is compiled and proved as any other. What is wrong is said of the
-lines of Python that the ops come from, by `schedlang.python.places`.
+`schedlang.python.as_program`, which is compiled and proved as any other. What is wrong is said of
+the lines of Python that the ops come from, by `schedlang.python.places`.
 """
 
 import re
@@ -15,15 +15,20 @@ from typing import Any, Literal
 from attrs import evolve
 
 from schedlang.compiler import compile
-from schedlang.diagnostics.arguments import check_choice, check_type, check_whole, shown
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic, counted
 from schedlang.diagnostics.source import Label, Source, Span
-from schedlang.diagnostics.waits import Stand, Wait
+from schedlang.diagnostics.waiting_ranks import Stand, Wait
+from schedlang.diagnostics.wrong_arguments import (
+    check_choice,
+    check_type,
+    check_whole,
+    shown,
+)
 from schedlang.language.head import Head
 from schedlang.language.scopes import is_too_long
 from schedlang.plan.plan import Plan
+from schedlang.python.as_program import NAMES, Call, Text, program_text
 from schedlang.python.places import Script, caller
-from schedlang.python.text import NAMES, Call, Text, program_text
 from schedlang.schedule.actions import is_update
 from schedlang.schedule.costs import UNIT, Costs, check_costs
 from schedlang.schedule.exact_text import exact_text

@@ -7,7 +7,7 @@ from schedlang.compiler import compile
 from schedlang.diagnostics.source import Source
 from schedlang.files.sources import source_of
 from schedlang.plan.plan import Plan
-from schedlang.plan.proved import read_plan
+from schedlang.plan.proved_again import read_plan
 from schedlang.schedule.costs import UNIT, Costs
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from attrs import evolve
 
 from schedlang.compiler import NO_PARAMS
-from schedlang.diagnostics.arguments import check_flag, check_params
 from schedlang.diagnostics.source import Source
+from schedlang.diagnostics.wrong_arguments import check_flag, check_params
 from schedlang.proof.execution import Execution
 from schedlang.proof.prove import simulate as execute
 from schedlang.python.plans import plan_of

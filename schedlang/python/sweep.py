@@ -9,9 +9,9 @@ from attrs import evolve
 
 from schedlang.compiler import compile
 from schedlang.diagnostics.activity import doing
-from schedlang.diagnostics.arguments import check_params
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.diagnostics.source import Source
+from schedlang.diagnostics.wrong_arguments import check_params
 from schedlang.files.sources import NO_FILE, source_of
 from schedlang.plan.plan import Plan
 from schedlang.proof.prove import simulate

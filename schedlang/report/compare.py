@@ -10,13 +10,13 @@ from schedlang.compiler import ClaimError, compile
 from schedlang.diagnostics.activity import doing
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Source
-from schedlang.files.kinds import FileKind, kind_of
+from schedlang.files.file_kinds import FileKind, kind_of
 from schedlang.files.programs import called
 from schedlang.files.reading import read_source
 from schedlang.language.loading import load
 from schedlang.language.syntax import List, Param
 from schedlang.plan.plan import Plan
-from schedlang.plan.proved import read_plan
+from schedlang.plan.proved_again import read_plan
 from schedlang.proof.prove import simulate
 from schedlang.report.bubbles.account import Account
 from schedlang.report.figures import figures

@@ -7,7 +7,7 @@ from schedlang.proof.capacity import fullness
 from schedlang.proof.execution import Execution
 from schedlang.proof.prove import simulate
 from schedlang.ranks.lifetimes import peak_messages
-from schedlang.ranks.weights import follow_weights
+from schedlang.ranks.weight_versions import follow_weights
 from schedlang.report.bubbles.account import Account
 from schedlang.report.bubbles.critical_path import path_by_ops
 from schedlang.report.text_table import explained

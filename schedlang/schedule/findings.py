@@ -14,7 +14,7 @@ from schedlang.schedule.schedule import Schedule
 
 if TYPE_CHECKING:
     from schedlang.diagnostics.repair import Edit
-    from schedlang.diagnostics.waits import Wait
+    from schedlang.diagnostics.waiting_ranks import Wait
 
 
 @frozen

@@ -5,7 +5,7 @@ from functools import cached_property
 
 from attrs import NOTHING, fields, frozen
 
-from schedlang.diagnostics.arguments import shown
+from schedlang.diagnostics.wrong_arguments import shown
 from schedlang.schedule.actions import counterpart
 from schedlang.schedule.kinds import RECEIVES, SENDS, TRANSFERS, Kind
 

@@ -86,8 +86,8 @@ class Needs:
     The action `user` needs what the action `maker` makes: a product of the kind `made` (see
     `Op.makes`), of a stage and a microbatch. If another rank makes it, the action `receive` brings
     it, under the number `number`. Gradients of weights are summed and not sent
-    (`schedlang.schedule.sums`). Users, makers and receives are rows of the schedule's columns, or
-    -1 where there is no such action.
+    (`schedlang.schedule.needed_gradients`). Users, makers and receives are rows of the schedule's
+    columns, or -1 where there is no such action.
     """
 
     # Rank 0 has stage 0, rank 1 stage 1, and the actions have these rows:
@@ -133,7 +133,7 @@ class Needs:
 @once
 def needs_of(schedule: Schedule) -> Needs:
     """What every action needs, optimizer steps left out. A step needs every gradient of every
-    replica; `schedlang.schedule.sums` has of these what matters for its time.
+    replica; `schedlang.schedule.needed_gradients` has of these what matters for its time.
     """
     return _needs_of(schedule, with_sums=False)
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from attrs import field, frozen
 
-from schedlang.diagnostics.arguments import check_whole
 from schedlang.diagnostics.diagnostic import Diagnostic, counted
 from schedlang.diagnostics.source import Source, Span
+from schedlang.diagnostics.wrong_arguments import check_whole
 from schedlang.on_demand import on_demand
 from schedlang.schedule.actions import Actions, is_update
 from schedlang.schedule.kinds import AWAY, FORWARD, GATHERS, REPEATS, Kind

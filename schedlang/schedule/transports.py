@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import frozen
 
-from schedlang.diagnostics.arguments import check_type
+from schedlang.diagnostics.wrong_arguments import check_type
 
 #: The most sends and receives that NCCL is given in one group. Of more, it makes several kernels; a
 #: send may be in another one than its receive, and then both ranks hang. The number is that of

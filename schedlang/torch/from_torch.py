@@ -16,8 +16,8 @@ from torch.distributed.pipelining.microbatch import (
 )
 
 from schedlang.compiler import compile
-from schedlang.diagnostics.arguments import check_number, check_type, shown
 from schedlang.diagnostics.source import Source
+from schedlang.diagnostics.wrong_arguments import check_number, check_type, shown
 from schedlang.plan.plan import Plan
 from schedlang.plan.torch_tables import plan_of, read_table
 from schedlang.runtime import Pipeline
@@ -25,7 +25,6 @@ from schedlang.runtime.microbatches import Microbatches
 from schedlang.runtime.processes import PIPELINE
 from schedlang.runtime.torch_private.wrappers import is_sharded
 from schedlang.schedule.forward_only import forward_only
-from schedlang.torch.agreement import check_agreement, check_are_stages
 from schedlang.torch.private import (
     AnySchedule,
     Given,
@@ -34,6 +33,7 @@ from schedlang.torch.private import (
     own_functions,
     table_of,
 )
+from schedlang.torch.same_stages import check_agreement, check_are_stages
 
 #: Torch's schedules with one stage for each rank, which have no table, as programs of the gallery.
 _PROGRAMS = {ScheduleGPipe: "gpipe", Schedule1F1B: "1f1b"}

@@ -8,15 +8,15 @@ from typing import Any
 from torch.distributed.pipelining import PipelineStage
 
 from schedlang.compiler import NO_PARAMS
-from schedlang.diagnostics.arguments import check_params
 from schedlang.diagnostics.source import Source
+from schedlang.diagnostics.wrong_arguments import check_params
 from schedlang.plan.plan import Plan
 from schedlang.plan.torch_tables import plan_of as prove_table
 from schedlang.plan.torch_tables import read_table
 from schedlang.plan.torch_tables.export import COMPUTE, export_table
 from schedlang.python.plans import plan_of
-from schedlang.torch.agreement import check_agreement, check_are_stages
 from schedlang.torch.private import TableSchedule, load, table_of
+from schedlang.torch.same_stages import check_agreement, check_are_stages
 
 
 def schedule(

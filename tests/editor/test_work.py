@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from schedlang.extras.editor.work import Work
+from schedlang.extras.editor.worker_processes import Work
 from tests.support.working import broken, endless, numbers, product
 
 LIMIT = 120

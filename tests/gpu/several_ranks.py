@@ -15,8 +15,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from schedlang import compile
 from schedlang.examples.demo.corpus import read_corpus
 from schedlang.examples.demo.gpt import BLOCKS
+from schedlang.examples.demo.one_process import train_reference
 from schedlang.examples.demo.recipe import Recipe
-from schedlang.examples.demo.reference import train_reference
 from schedlang.examples.demo.report import compare, total_losses
 from schedlang.examples.demo.train import train as train_example
 from schedlang.examples.demo.workload import Workload

@@ -8,7 +8,7 @@ from schedlang import CompileError, Source, compile
 from schedlang.language.claims import check_claims
 from schedlang.language.expand import expand
 from schedlang.language.loading import load
-from schedlang.proof.figures import Figures
+from schedlang.proof.claim_figures import Figures
 from schedlang.proof.prove import prove
 from schedlang.schedule.schedule import Schedule
 

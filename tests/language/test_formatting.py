@@ -14,9 +14,9 @@ from lark import Lark
 from schedlang import CompileError, Source, compile
 from schedlang.files.package import GRAMMAR
 from schedlang.language.concrete import gap
+from schedlang.language.formatted_lines import WIDTH
 from schedlang.language.formatting import formatted, rule_of
 from schedlang.language.grammar import tokens_of
-from schedlang.language.layout import WIDTH
 from schedlang.language.loading import load, of_today
 from schedlang.language.parser import parse_items
 from schedlang.language.trees import tree_of

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from schedlang import CompileError, Source, compile
-from schedlang.plan.proved import plan_in
+from schedlang.plan.proved_again import plan_in
 
 LINES = """
     model teacher runs microbatches stage s in 0 .. 1 on 1

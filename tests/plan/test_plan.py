@@ -23,7 +23,7 @@ from schedlang import (
     read_source,
     write_plan,
 )
-from schedlang.plan.proved import plan_in
+from schedlang.plan.proved_again import plan_in
 from schedlang.schedule.costs import costs_of
 from tests.support.paths import GALLERY
 from tests.support.sizes import examples

@@ -11,7 +11,7 @@ import pytest
 
 from schedlang import CompileError, Costs, Plan, read_plan, write_plan
 from schedlang.plan.torch_tables import DIALECTS, dialect_of, export_table, read_table
-from schedlang.plan.torch_tables.reader import _schedule
+from schedlang.plan.torch_tables.table_reader import _schedule
 from schedlang.proof.message_edges import transport_events
 from schedlang.proof.running import run_on
 from schedlang.schedule.kinds import Kind

@@ -36,7 +36,7 @@ LATE_IMPORTS = {
     "schedlang.extras.search.optimize.exact_evictions": "loads the extra `optimize`",
     "schedlang.extras.search.optimize.periodic": "loads the extra `optimize`",
     "schedlang.extras.search.optimize.windows": "loads the extra `optimize`",
-    "schedlang.schedule.costs.components": "only a plan whose costs have components needs it",
+    "schedlang.schedule.costs.component_costs": "only a plan whose costs have components needs it",
     "schedlang.schedule.costs.measured": "a plan is read without what measures costs",
     "schedlang.schedule.costs.traces": "a plan is read without what measures costs",
     "schedlang.passes": "many modules; most programs have no pass",

@@ -16,12 +16,12 @@ PACKAGE = ROOT / "schedlang"
 #: Modules for programs that claim something of their schedule, as 1F1B does.
 CLAIMS = {
     "schedlang.language.claims",
-    "schedlang.proof.figures",
+    "schedlang.proof.claim_figures",
     "schedlang.proof.memory",
     "schedlang.schedule.findings",
     # `schedlang` itself says what draws in notebooks, and what compiles.
-    "schedlang.plan.compiling",
-    "schedlang.schedule.notebook",
+    "schedlang.plan.compiled_again",
+    "schedlang.schedule.notebook_views",
 }
 
 

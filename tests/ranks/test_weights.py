@@ -3,7 +3,7 @@
 import pytest
 from attrs import evolve
 
-from schedlang.ranks.weights import follow_weights
+from schedlang.ranks.weight_versions import follow_weights
 from schedlang.schedule.layout import Layout, Pipeline
 from schedlang.schedule.schedule import WeightRule
 from tests.support.written import words, written, wrong

@@ -20,7 +20,7 @@ from torch import nn
 
 from schedlang import CompileError, Source, compile
 from schedlang.plan.plan import Plan
-from schedlang.ranks.weights import follow_weights
+from schedlang.ranks.weight_versions import follow_weights
 from schedlang.runtime import Pipeline
 from tests.support.models import (
     DELAYS,

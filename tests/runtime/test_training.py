@@ -21,7 +21,7 @@ from tests.support.sizes import sizes
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
 import torch.distributed as dist
 
-from schedlang.examples.demo import trace
+from schedlang.examples.demo import trace_file
 from tests.support.training import Train, printed_figures, run_script
 
 pytestmark = pytest.mark.processes
@@ -144,9 +144,9 @@ def test_replicas_with_microbatches_of_unequal_lengths(
 
 def offset_of_clocks(ahead: float, boot: Path) -> float:
     """That of this rank to rank 0, where each rank's clock is so many seconds ahead of the last."""
-    trace._BOOT = boot
-    trace.perf_counter = lambda: perf_counter() + ahead * dist.get_rank()
-    return trace.clock_offset(0)
+    trace_file._BOOT = boot
+    trace_file.perf_counter = lambda: perf_counter() + ahead * dist.get_rank()
+    return trace_file.clock_offset(0)
 
 
 def test_clocks_are_compared_only_between_machines(

@@ -12,7 +12,7 @@ from schedlang.extras.search.tune.bounds import bounds_of
 from schedlang.report.views import lay_out
 from schedlang.report.views.svg import svg
 from schedlang.schedule.costs import costs_of
-from schedlang.schedule.costs.components import Component, Piece, alone, together
+from schedlang.schedule.costs.component_costs import Component, Piece, alone, together
 from schedlang.schedule.kinds import Kind
 
 #: A layer of experts, half of whose forward is all-to-all.

@@ -20,7 +20,7 @@ from schedlang import (
 from schedlang.cli.main import main
 from schedlang.passes.op_graph import Graph
 from schedlang.proof.prove import ideal_execution
-from schedlang.ranks.weights import follow_weights
+from schedlang.ranks.weight_versions import follow_weights
 from schedlang.schedule.costs import costs_of, read_costs
 from tests.support.paths import PROGRAMS
 

@@ -12,7 +12,7 @@ from schedlang.plan.torch_tables.export import export_table
 from schedlang.python.builder import Builder
 from schedlang.ranks.connections import edges_of
 from schedlang.ranks.lifetimes import Holds, lifetimes
-from schedlang.ranks.weights import follow_weights
+from schedlang.ranks.weight_versions import follow_weights
 from schedlang.schedule.kinds import GATHERS
 from tests.support.explorer import is_right
 from tests.support.paths import GALLERY, PROGRAMS

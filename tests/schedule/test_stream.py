@@ -25,7 +25,7 @@ from schedlang.language.loading import load
 from schedlang.lowering import lower
 from schedlang.plan.text import parse_actions
 from schedlang.proof.structure import check_structure
-from schedlang.ranks.weights import follow_weights
+from schedlang.ranks.weight_versions import follow_weights
 from schedlang.schedule.stream import unroll
 from tests.support.paths import PROGRAMS
 from tests.support.programs import plan_of

@@ -12,7 +12,7 @@ from schedlang.extras.search.unit_order import (
     makespan,
     pair_of_units,
 )
-from schedlang.schedule.costs.components import Component, alone, together
+from schedlang.schedule.costs.component_costs import Component, alone, together
 
 RESOURCES = ("compute", "network")
 

@@ -17,7 +17,7 @@ from schedlang.extras.search.unit_order import Unit, best_order, pair_of_units
 from schedlang.extras.search.unit_order import makespan as time_of
 from schedlang.plan.plan import Plan
 from schedlang.ranks.warm_up import warm_ups
-from schedlang.ranks.weights import follow_weights
+from schedlang.ranks.weight_versions import follow_weights
 from schedlang.schedule.kinds import HOPS, SENDS
 from tools.pages.tables import line, with_rows
 

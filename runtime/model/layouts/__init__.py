@@ -12,11 +12,11 @@ from schedlang.diagnostics.diagnostic import counted
 from schedlang.runtime.arguments import check_list
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.model.layouts.even_layers import EvenLayers, sizes_by_number
-from schedlang.runtime.model.layouts.letters import (
+from schedlang.runtime.model.layouts.megatron_letters import (
     letters_of_names,
     sizes_by_letters,
 )
-from schedlang.runtime.model.layouts.names import sizes_by_names
+from schedlang.runtime.model.layouts.module_names import sizes_by_names
 from schedlang.schedule.cuts import Cuts
 
 __all__ = ["EvenLayers", "StageLayout", "check_layout", "cuts_of"]

@@ -7,10 +7,10 @@ from math import ceil
 
 from attrs import frozen
 
-from schedlang.diagnostics.arguments import check_whole
 from schedlang.diagnostics.diagnostic import counted
+from schedlang.diagnostics.wrong_arguments import check_whole
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.model.layouts.layers import lists_of
+from schedlang.runtime.model.layouts.layer_blocks import lists_of
 
 
 @frozen

@@ -1,8 +1,8 @@
 """The language server, `schedc lsp`: what the compiler knows of a program, asked by an editor.
 
 It speaks the Language Server Protocol over standard input and output. Nothing is worked out here:
-texts go to processes of their own (`schedlang.extras.editor.work`), answers become those of the
-protocol.
+texts go to processes of their own (`schedlang.extras.editor.worker_processes`), answers become
+those of the protocol.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from schedlang.extras.editor.protocol import (
 from schedlang.extras.editor.renaming import renamed
 from schedlang.extras.editor.semantics import KINDS, PROPERTIES, pieces
 from schedlang.extras.editor.signatures import call_at
-from schedlang.extras.editor.work import Work
+from schedlang.extras.editor.worker_processes import Work
 from schedlang.language.symbols import Symbol
 
 #: Seconds without a key before a text is looked at; and what that, or an answer, may take, unless

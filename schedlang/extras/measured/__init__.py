@@ -6,7 +6,7 @@ from schedlang.extras.measured.comparison_text import (
     comparison_text,
     notes_of,
 )
-from schedlang.extras.measured.run import Run, read_run, run_of
+from schedlang.extras.measured.recorded_run import Run, read_run, run_of
 
 __all__ = [
     "Comparison",

@@ -4,7 +4,7 @@ from statistics import fmean, median, quantiles
 
 from attrs import evolve, frozen
 
-from schedlang.extras.measured.run import Run
+from schedlang.extras.measured.recorded_run import Run
 from schedlang.plan.plan import Plan
 from schedlang.proof.execution import Execution
 from schedlang.proof.prove import simulate

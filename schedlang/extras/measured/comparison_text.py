@@ -12,7 +12,7 @@ from schedlang.extras.measured.comparison import (
     Straggler,
     stragglers_of,
 )
-from schedlang.extras.measured.run import Run
+from schedlang.extras.measured.recorded_run import Run
 from schedlang.report.text_table import aligned
 from schedlang.report.views.terminal import draw_both
 from schedlang.report.views.units import PRINTED, SECONDS, time_text, unit_of

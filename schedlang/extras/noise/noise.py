@@ -10,7 +10,12 @@ from typing import Any
 import numpy as np
 from attrs import field, frozen
 
-from schedlang.diagnostics.arguments import check_number, check_type, check_whole, shown
+from schedlang.diagnostics.wrong_arguments import (
+    check_number,
+    check_type,
+    check_whole,
+    shown,
+)
 from schedlang.proof.channels import peers
 from schedlang.schedule.arrays import Flags, Floats, Ints
 from schedlang.schedule.kinds import OPS, RECEIVES, Kind

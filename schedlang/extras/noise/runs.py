@@ -8,7 +8,7 @@ import numpy as np
 from attrs import field, frozen
 
 from schedlang.diagnostics.activity import doing
-from schedlang.diagnostics.arguments import check_number, check_type, check_whole
+from schedlang.diagnostics.wrong_arguments import check_number, check_type, check_whole
 from schedlang.extras.noise.noise import Draws, Noise, check_noise
 from schedlang.extras.noise.samples import Samples
 from schedlang.proof.edges import ideal_events, takes_turns

@@ -7,10 +7,10 @@ import argparse
 import sys
 from typing import Any
 
+from schedlang.cli.option_values import number, setting
 from schedlang.cli.options import Command, Either, given, more, output
 from schedlang.cli.printing import json_text
 from schedlang.cli.usage import FINE, UsageError
-from schedlang.cli.values import number, setting
 
 #: The options that are settings too, and their keys in files.
 _KEYS = {

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from schedlang.cli.executions import executed, read_runs
 from schedlang.cli.inputs import read_cost_options, wrong_as_usage
 from schedlang.cli.options import EXECUTION, IDEAL
-from schedlang.cli.pictures import executed, read_runs
 from schedlang.cli.printing import json_text, written
 from schedlang.cli.progress import progress
 from schedlang.cli.usage import FINE, USAGE, UsageError

@@ -6,8 +6,8 @@ from typing import Any
 
 from attrs import fields, frozen
 
-from schedlang.diagnostics.arguments import check_choice, check_params
 from schedlang.diagnostics.source import Source
+from schedlang.diagnostics.wrong_arguments import check_choice, check_params
 from schedlang.extras.plots.plot_files import write_plot
 from schedlang.extras.plots.plot_matplotlib import draw
 from schedlang.extras.plots.plot_rows import PLOTS, Chart, Shown

@@ -12,9 +12,9 @@ from typing import Any
 from attrs import frozen
 
 from schedlang.compiler import check_program
-from schedlang.diagnostics.arguments import check_params, check_type
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Source
+from schedlang.diagnostics.wrong_arguments import check_params, check_type
 from schedlang.extras.prove.check_orders import FORMAT, Wrong
 from schedlang.files.sources import NO_FILE, source_of
 from schedlang.language import syntax

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
+from schedlang.cli.option_values import natural, numbers
 from schedlang.cli.options import (
     COSTS,
     PARAMS,
@@ -21,7 +22,6 @@ from schedlang.cli.options import (
 )
 from schedlang.cli.printing import json_text
 from schedlang.cli.usage import FINE, USAGE, WRONG, UsageError
-from schedlang.cli.values import natural, numbers
 
 COMMAND = Command(
     "What is the best order of a program's ops, and how good is it?",

@@ -8,6 +8,7 @@ import sys
 from math import inf
 from typing import Any
 
+from schedlang.cli.option_values import counts, device, program
 from schedlang.cli.options import (
     PARAMS,
     Command,
@@ -19,7 +20,6 @@ from schedlang.cli.options import (
 )
 from schedlang.cli.printing import json_text
 from schedlang.cli.usage import FINE, USAGE, WRONG, UsageError
-from schedlang.cli.values import counts, device, program
 
 #: The options that say something of a model.
 _OF_MODEL = ("device", "sequence", "efficiency")

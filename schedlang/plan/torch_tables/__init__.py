@@ -5,6 +5,6 @@ from schedlang.plan.torch_tables.export import (
     dialect_of,
     export_table,
 )
-from schedlang.plan.torch_tables.reader import plan_of, read_table
+from schedlang.plan.torch_tables.table_reader import plan_of, read_table
 
 __all__ = ["DIALECTS", "dialect_of", "export_table", "plan_of", "read_table"]

@@ -13,9 +13,9 @@ import re
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
-from schedlang.diagnostics.arguments import check_choice
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Label
+from schedlang.diagnostics.wrong_arguments import check_choice
 from schedlang.plan.plan import Plan
 from schedlang.ranks.receipts import receipts
 from schedlang.schedule.actions import is_collective, is_transfer, word

@@ -15,7 +15,7 @@ from attrs import evolve, frozen
 from schedlang.diagnostics.diagnostic import Diagnostic
 from schedlang.plan.plan import Plan
 from schedlang.proof.execution import Execution
-from schedlang.ranks.weights import follow_weights
+from schedlang.ranks.weight_versions import follow_weights
 from schedlang.report.bubbles.account import Account
 from schedlang.report.model_share import Share
 from schedlang.report.views.boxes import Box

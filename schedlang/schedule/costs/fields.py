@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from attrs import field, frozen
 
-from schedlang.diagnostics.arguments import check_number, check_whole, shown
+from schedlang.diagnostics.wrong_arguments import check_number, check_whole, shown
 
 #: The largest number that is taken: sums and products of such ones are still numbers.
 _MOST = 1e100

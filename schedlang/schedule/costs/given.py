@@ -48,7 +48,7 @@ def costs_of(document: Any) -> Costs:
     if not isinstance(document, dict):
         raise ValueError('it must be an object, such as {"forward_times": [1, 2]}')
     if "traceEvents" in document:
-        traced_costs = on_demand("schedlang.schedule.costs.reading.traced_costs")
+        traced_costs = on_demand("schedlang.schedule.costs.cost_files.traced_costs")
         costs: Costs = traced_costs([document])
         return costs
     lists = {}

@@ -8,9 +8,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import Attribute, evolve, field, fields, frozen
 
-from schedlang.diagnostics.arguments import check_type, shown
 from schedlang.diagnostics.diagnostic import counted
+from schedlang.diagnostics.wrong_arguments import check_type, shown
 from schedlang.schedule.arrays import Floats
+from schedlang.schedule.costs.cost_tables import (
+    Amounts,
+    Durations,
+    Tables,
+    WrongNumber,
+    has_lists,
+    spread,
+)
 from schedlang.schedule.costs.fields import (
     Cost,
     bandwidth,
@@ -19,21 +27,13 @@ from schedlang.schedule.costs.fields import (
     memory_of,
     time_of,
 )
-from schedlang.schedule.costs.tables import (
-    Amounts,
-    Durations,
-    Tables,
-    WrongNumber,
-    has_lists,
-    spread,
-)
 from schedlang.schedule.costs.transfers import Transfers
 from schedlang.schedule.fixed_point import ANY, FixedPoint, fixed_point, half
 from schedlang.schedule.kinds import INPUT_HALVES, OPS, Kind
 from schedlang.schedule.layout import Layout
 
 if TYPE_CHECKING:
-    from schedlang.schedule.costs.components import Components
+    from schedlang.schedule.costs.component_costs import Components
 
 # Whatever is given, a field has tuples.
 _Values = Sequence[float] | None
@@ -46,7 +46,7 @@ def _components(given: Any) -> Any:
     # Loaded by plans with components alone.
     if given is None:
         return None
-    from schedlang.schedule.costs.components import components_of
+    from schedlang.schedule.costs.component_costs import components_of
 
     return components_of(given)
 

@@ -66,10 +66,10 @@ from schedlang.language.codegen import generate
 from schedlang.language.expand import check_text, expand, parameters
 from schedlang.language.faults import Fault
 from schedlang.language.sites import Sites
-from schedlang.proof import figures as simulated
+from schedlang.proof import claim_figures as simulated
 from schedlang.proof.presence import presence
 from schedlang.proof.prove import ideal_execution
-from schedlang.ranks.weights import follow_weights
+from schedlang.ranks.weight_versions import follow_weights
 from schedlang.schedule.actions import is_transfer, is_update
 from schedlang.schedule.columns import Columns, columns_of
 from schedlang.schedule.schedule import Claim, Schedule

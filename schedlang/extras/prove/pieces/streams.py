@@ -30,7 +30,7 @@ from schedlang.extras.prove.pieces.start_times import (
 )
 from schedlang.language.sites import Sites
 from schedlang.proof.prove import ideal_execution
-from schedlang.ranks.weights import follow_weights
+from schedlang.ranks.weight_versions import follow_weights
 from schedlang.schedule.actions import is_background, is_transfer, is_update
 from schedlang.schedule.kept import keeps
 from schedlang.schedule.schedule import Schedule

@@ -24,7 +24,7 @@ from schedlang.proof.execution import Execution
 from schedlang.proof.memory import Level, levels
 from schedlang.proof.prove import ideal_execution
 from schedlang.schedule.actions import Actions
-from schedlang.schedule.costs.tables import Amounts
+from schedlang.schedule.costs.cost_tables import Amounts
 from schedlang.schedule.kinds import GATHER, MAKERS, Kind
 from schedlang.schedule.schedule import Schedule
 

@@ -10,7 +10,7 @@ import numpy as np
 from schedlang.extras.search.partition.layer_costs import Layer, check_layers
 from schedlang.proof.execution import Execution
 from schedlang.proof.prove import simulate
-from schedlang.ranks.weights import follow_weights
+from schedlang.ranks.weight_versions import follow_weights
 from schedlang.schedule.arrays import Ints
 from schedlang.schedule.costs import UNIT
 from schedlang.schedule.cuts import (

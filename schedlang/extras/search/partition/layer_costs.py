@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from attrs import evolve, field, frozen
 
-from schedlang.diagnostics.arguments import check_number, check_type
 from schedlang.diagnostics.diagnostic import counted
+from schedlang.diagnostics.wrong_arguments import check_number, check_type
 from schedlang.extras.search.exact_numbers import added, part
 from schedlang.schedule.costs import COSTS, UNIT, Costs
 from schedlang.schedule.layout import Layout

@@ -6,8 +6,8 @@ from operator import add
 from attrs import frozen
 
 from schedlang.schedule.costs import Costs
-from schedlang.schedule.costs.components import COMPUTE
-from schedlang.schedule.costs.tables import Durations
+from schedlang.schedule.costs.component_costs import COMPUTE
+from schedlang.schedule.costs.cost_tables import Durations
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout
 

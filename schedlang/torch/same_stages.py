@@ -5,8 +5,8 @@ from typing import Any
 
 from torch.distributed.pipelining import PipelineStage
 
-from schedlang.diagnostics.arguments import check_type, shown
 from schedlang.diagnostics.diagnostic import counted
+from schedlang.diagnostics.wrong_arguments import check_type, shown
 from schedlang.plan.plan import Plan
 
 

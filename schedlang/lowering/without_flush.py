@@ -10,7 +10,7 @@ from attrs import evolve
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Label
 from schedlang.lowering import lower
-from schedlang.ranks.weights import follow_weights
+from schedlang.ranks.weight_versions import follow_weights
 from schedlang.schedule.arrays import Ints, counts_of
 from schedlang.schedule.columns import Columns, actions_of, columns_of
 from schedlang.schedule.periods import repeat, steps_of

@@ -14,7 +14,7 @@ from schedlang.examples.demo.gpt import cut_gpt, next_byte_loss, run_gpt
 from schedlang.examples.demo.train import Training, keep_gradients
 from schedlang.examples.demo.workload import Workload
 from schedlang.plan.plan import Plan
-from schedlang.ranks.weights import follow_weights
+from schedlang.ranks.weight_versions import follow_weights
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.parts.versions import delays
 from schedlang.runtime.precision import rounding_of

@@ -6,7 +6,7 @@ from typing import Any
 
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.files.documents import read_document
-from schedlang.files.kinds import FileKind, kind_of_file
+from schedlang.files.file_kinds import FileKind, kind_of_file
 from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.costs.given import costs_of
 from schedlang.schedule.costs.measured import measured_costs

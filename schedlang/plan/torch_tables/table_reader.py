@@ -21,12 +21,12 @@ from attrs import define, evolve, field
 
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Label, Source, Span
-from schedlang.files.kinds import FileKind, kind_of
+from schedlang.files.file_kinds import FileKind, kind_of
 from schedlang.lowering import lower
 from schedlang.plan.plan import Plan
-from schedlang.plan.torch_tables.layout import find_layout
 from schedlang.plan.torch_tables.markers import Marker, check_markers, with_markers
-from schedlang.plan.torch_tables.waits import check_waits
+from schedlang.plan.torch_tables.table_layout import find_layout
+from schedlang.plan.torch_tables.waiting_cells import check_waits
 from schedlang.proof.prove import prove
 from schedlang.proof.running import run_on
 from schedlang.proof.structure import check_structure

@@ -22,7 +22,7 @@ from typing import Any
 
 from attrs import frozen
 
-from schedlang.diagnostics.arguments import shown
+from schedlang.diagnostics.wrong_arguments import shown
 from schedlang.schedule.kinds import OPS, Kind
 
 #: The resource of an op that has no components.

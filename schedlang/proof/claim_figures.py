@@ -12,9 +12,9 @@ from schedlang.proof.execution import Execution
 if TYPE_CHECKING:
     from fractions import Fraction
 
-    from schedlang.ranks.weights import Versions, follow_weights
+    from schedlang.ranks.weight_versions import Versions, follow_weights
 else:
-    follow_weights = on_demand("schedlang.ranks.weights.follow_weights")
+    follow_weights = on_demand("schedlang.ranks.weight_versions.follow_weights")
 
 
 class Figures:

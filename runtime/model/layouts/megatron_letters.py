@@ -13,7 +13,7 @@ from itertools import groupby, pairwise
 from attrs import define, field, frozen
 
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.model.layouts.layers import lists_of
+from schedlang.runtime.model.layouts.layer_blocks import lists_of
 
 #: What the letters mean, in the order in which a model has them.
 _MEANINGS = {

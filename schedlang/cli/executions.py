@@ -61,7 +61,7 @@ def pictures_of(options: argparse.Namespace, files: Sequence[str]) -> list[Pictu
 
 def read_runs(options: argparse.Namespace, files: Iterable[str]) -> dict[str, Any]:
     """The runs in those of some files that are traces."""
-    from schedlang.files.kinds import is_trace
+    from schedlang.files.file_kinds import is_trace
     from schedlang.files.reading import read_source
 
     runs: dict[str, Any] = {}
@@ -118,7 +118,7 @@ def _check_without_options(options: argparse.Namespace, file: str) -> None:
 
 def _seconds_of(options: argparse.Namespace) -> float | None:
     """How many seconds a unit of time has, if the costs say it: those of a trace do."""
-    from schedlang.files.kinds import is_trace
+    from schedlang.files.file_kinds import is_trace
     from schedlang.files.reading import read_source
     from schedlang.report.views.units import SECONDS
 

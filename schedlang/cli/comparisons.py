@@ -38,7 +38,7 @@ def compare(options: argparse.Namespace) -> int:
     """Print the figures of several schedules in one table; or what differs between two; or the
     figures of one schedule, predicted and measured.
     """
-    from schedlang.files.kinds import is_trace
+    from schedlang.files.file_kinds import is_trace
     from schedlang.files.reading import read_source
     from schedlang.report.compare import compare, comparison_json, comparison_text
 

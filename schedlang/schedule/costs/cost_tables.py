@@ -18,7 +18,7 @@ from schedlang.schedule.kinds import ROWS, Kind
 from schedlang.schedule.layout import Layout
 
 if TYPE_CHECKING:
-    from schedlang.schedule.costs.components import Component, Piece
+    from schedlang.schedule.costs.component_costs import Component, Piece
 
 T = TypeVar("T")
 
@@ -141,7 +141,7 @@ class Durations(Amounts):
         run as they fit together best, more ops one after the other.
         """
         # Loaded by plans with components alone.
-        from schedlang.schedule.costs.components import pieces_of
+        from schedlang.schedule.costs.component_costs import pieces_of
 
         return pieces_of(
             [

@@ -7,10 +7,10 @@ from pathlib import Path
 from attrs import evolve, field, frozen
 
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
-from schedlang.files.kinds import FileKind, kind_of_file
+from schedlang.files.file_kinds import FileKind, kind_of_file
 from schedlang.files.reading import read_source
 from schedlang.plan.plan import Plan
-from schedlang.plan.proved import plan_in
+from schedlang.plan.proved_again import plan_in
 from schedlang.proof.execution import Execution
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.costs.measured import measured_costs

@@ -9,7 +9,12 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from schedlang.diagnostics.arguments import check_number, check_type, check_whole, shown
+from schedlang.diagnostics.wrong_arguments import (
+    check_number,
+    check_type,
+    check_whole,
+    shown,
+)
 from schedlang.plan.plan import Plan
 from schedlang.runtime.arguments import check_list, check_shapes
 from schedlang.runtime.errors import PipelineError
