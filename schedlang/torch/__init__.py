@@ -2,7 +2,7 @@
 
     to_torch.py      `schedule`: a plan becomes a schedule of torch's, over its `PipelineStage`s
     from_torch.py    `pipeline`: a schedule of torch's becomes a `Pipeline`, under torch's signature
-    agreement.py     whether stages of torch's are those of a plan
+    same_stages.py   whether stages of torch's are those of a plan
     private.py       what torch calls private, in one place
     titan.py         torchtitan's configurations, with our runtime in place of torch's
 
