@@ -90,14 +90,17 @@ class LateWeights(Part):
         run.substitutes |= self._read(run)
 
     def before_update(self) -> None:
-        """Move the gradients of the update to the module's parameters.
+        """Move the gradients of the update to the module's parameters. PipelineError if a hook of a
+        backward has frozen a weight that the backward has read: no other version would be frozen.
 
         With replicas, this is called before the sum of gradients, and again before `U`.
         """
         if self._has_begun:
             return
         self._has_begun = True
-        for name, leaf in self._with_gradients().items():
+        read = self._with_gradients()
+        self._check_frozen(read)
+        for name, leaf in read.items():
             if leaf.grad is not None:
                 weight = self._parameters[name]
                 weight.grad = add_gradient(weight.grad, leaf.grad)

@@ -426,7 +426,7 @@ class Alone(Training):
         #: The weights of each stage that were trained as the step began; forwards may freeze some.
         self.trained: list[list[nn.Parameter]] = []
         #: Of each update that is done, the weights before it, by stage.
-        self.versions: list[list[list[Tensor]]] = []
+        self.versions: list[list[dict[nn.Parameter, Tensor]]] = []
         self.random: dict[int, tuple[Any, ...]] = {}
         for rank in range(len(self.plan.ranks)):
             seed_all(100 + rank)
@@ -580,31 +580,38 @@ class Alone(Training):
             yield
             return
         memory = self._data(stage)
-        newest = [each.clone() for each in memory]
-        for each, older in zip(memory, self.versions[version][stage], strict=True):
-            each.copy_(older)
+        newest = {weight: each.clone() for weight, each in memory.items()}
+        older = self.versions[version][stage]
+        for weight, each in memory.items():
+            each.copy_(older[weight])
         yield
-        for each, newer in zip(memory, newest, strict=True):
-            each.copy_(newer)
+        for weight, each in memory.items():
+            each.copy_(newest[weight])
 
-    def _data(self, stage: int) -> list[Tensor]:
-        return [weight.data for weight in self.trained[stage]]
+    def _data(self, stage: int) -> dict[nn.Parameter, Tensor]:
+        return {weight: weight.data for weight in self.trained[stage]}
 
-    def _put(self, stage: int, weights: list[Tensor]) -> None:
-        for weight, data in zip(self.trained[stage], weights, strict=True):
-            weight.data = data
+    def _put(self, stage: int, weights: Mapping[nn.Parameter, Tensor]) -> None:
+        # A hook of an earlier step may have frozen some that the version has.
+        for weight in self.trained[stage]:
+            weight.data = weights[weight]
 
     def _update_in_plan(self) -> None:
         """Keep the weights as they are for later updates, and move new ones."""
         before = [self._data(stage) for stage in self.stages]
         if self.keeps_none:
             # Optimizers change the weights where they are.
-            before = [[each.clone() for each in weights] for weights in before]
+            before = [
+                {weight: each.clone() for weight, each in weights.items()}
+                for weights in before
+            ]
         self.versions.append(before)
         for stage in [] if self.keeps_none else self.stages:
             # The tensors that were kept stay as they are; the optimizer moves copies, which share
             # memory where they do.
-            self._put(stage, copy.deepcopy(before[stage]))
+            kept = before[stage]
+            moved = copy.deepcopy([*kept.values()])
+            self._put(stage, dict(zip(kept, moved, strict=True)))
         self._clip()
         self.step_optimizers()
 
