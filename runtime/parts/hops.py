@@ -200,12 +200,16 @@ class TravellingStage:
 
     def check(self) -> None:
         """PipelineError if a weight has been moved to other memory, or thawed."""
+        self._check_frozen()
+        self._check_place()
+
+    def _check_frozen(self) -> None:
+        """PipelineError if a frozen weight has been thawed, by a script or by a forward."""
         if any(weight.requires_grad for weight in self._frozen):
             raise PipelineError(
                 f"a weight of stage {self._name} was thawed, and its gradients would not travel: "
                 "thaw weights before the pipeline is built, or build a new one then"
             )
-        self._check_place()
 
     def _check_place(self) -> None:
         """PipelineError if a weight has been moved to other memory."""
@@ -267,6 +271,7 @@ class TravellingStage:
 
     def send_gradients(self) -> None:
         """Begin to send the sum of the gradients here and of those received; then drop them."""
+        self._check_frozen()
         total = self._total()
         for gradients in self._gradients:
             gradients.drop()
@@ -274,6 +279,7 @@ class TravellingStage:
 
     def end(self) -> None:
         """The end of a step: at home, add the gradients that were received to those here."""
+        self._check_frozen()
         self._end_sends()
         if self._received:
             for gradients, total in zip(self._gradients, self._total(), strict=True):

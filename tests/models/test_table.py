@@ -30,7 +30,7 @@ SOME = {
     "dropout": ["interleaved_1f1b", "split_recompute"],
     "frozen by the third call": ["1f1b_recompute", "late_split"],
     "frozen by a gradient hook": ["zb_h1", "pipedream"],
-    "thawed by the third call": ["zb_v"],
+    "thawed by the third call": ["zb_v", "weipipe ranks=2 microbatches=4"],
     "function mode around": ["zb_h1"],
     "complex weights": ["zb_v"],
     "counter in a buffer": ["split_recompute"],
@@ -69,6 +69,7 @@ REFUSALS = {
     ("frozen by a gradient hook", "zb_h1"),
     ("frozen by the third call", "1f1b_recompute"),
     ("frozen by the third call", "late_split"),
+    ("thawed by the third call", "weipipe ranks=2 microbatches=4"),
 }
 #: By schedule, the scripts that are refused, beside one that every schedule refuses.
 REFUSED_SCRIPTS = {
