@@ -577,7 +577,8 @@ def statistics_that_stop(stages: int) -> Model:
     return looping(stages, after=stop, block=block)
 
 
-@feature("scripts")
+# It has statistics of each place of a sequence, which slices cut.
+@feature("scripts", not_for={"slices"})
 def statistics_put_in(stages: int) -> Model:
     """A layer without weights that is replaced by a BatchNorm without weights after an update"""
 
