@@ -14,6 +14,7 @@ Processes of torchrun write the cause to its error files, so that the summary sh
 """
 
 import json
+import multiprocessing
 import os
 import secrets
 import socket
@@ -34,7 +35,11 @@ _SHOWN = 3
 #: Folders of code that is not the script's.
 _LIBRARIES = tuple(
     f"{folder}{os.sep}"
-    for folder in (Path(__file__).parents[1], Path(torch.__file__).parent)
+    for folder in (
+        Path(__file__).parents[1],
+        Path(torch.__file__).parent,
+        Path(multiprocessing.__file__).parent,
+    )
 )
 
 

@@ -39,10 +39,9 @@ def run(options: argparse.Namespace) -> int:
         path = Path(directory) / "plan.json"
         write_plan(plan, path)
         processes = len(plan.ranks) * options.replicas
-        # Processes of their own, by torch's launcher: this one never imports torch.
-        command = [sys.executable, "-m", "schedlang.examples.demo.launch"]
-        command += ["--standalone", "--nproc-per-node", str(processes)]
-        command += ["-m", "schedlang.runtime", str(path)]
+        # In a process of its own: this one never imports torch.
+        launcher = "schedlang.examples.demo.launch"
+        command = [sys.executable, "-m", launcher, str(processes), str(path)]
         for name in (
             "steps",
             "optimizer",
@@ -66,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
         environment = (
             {"OMP_NUM_THREADS": "1"} | dict(os.environ) | {STARTED: str(started)}
         )
-        what = f"starting {counted(processes, 'rank')}, each of which loads torch"
+        what = f"loading torch, and starting {counted(processes, 'rank')}"
         return run_until_end(command, environment, started, what)
 
 

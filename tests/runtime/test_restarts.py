@@ -325,11 +325,11 @@ def test_a_bar_on_a_terminal_and_ctrl_c(tmp_path: Path) -> None:
     # By then all ranks train, and something is to be ended.
     while b"step 2/1000" not in shown:
         shown += os.read(ours, 1000)
-    (torchrun,) = children(process.pid)
-    ranks = children(torchrun)
+    (launcher,) = children(process.pid)
+    ranks = children(launcher)
     process.send_signal(signal.SIGINT)
     assert process.wait(LIMIT) == 130, errors.read_text()
-    assert not any(Path(f"/proc/{each}").exists() for each in [torchrun, *ranks])
+    assert not any(Path(f"/proc/{each}").exists() for each in [launcher, *ranks])
     os.close(ours)
     assert errors.read_text() == "\nstopped by SIGINT\n"
     bar = (

@@ -39,7 +39,7 @@ def test_training_is_that_of_one_process(train: Train, tmp_path: Path) -> None:
     check_training(done.stdout, "interleaved_1f1b", 4, 8)
 
 
-def test_schedc_run_is_a_training_under_torchrun() -> None:
+def test_schedc_run_is_a_training_of_all_ranks() -> None:
     sizes = ["-p", "ranks=2", "-p", "microbatches=4"]
     options = ["--steps", "4", "--check"]
     command = ["-m", "schedlang", "run", PROGRAMS / "zb_h1.sched", *sizes, *options]

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from attrs import frozen
 
 from schedlang.examples.demo.command import run
+from schedlang.examples.demo.launch import environment_of
 from tests.support.forks import fork, print_to, read, write
 from tests.support.ranks import Run
 
@@ -120,16 +121,7 @@ def launch(ranks: int, main: Callable[[], None], folder: Path) -> list[int]:
 
 def rank_main(rank: int, ranks: int, port: Path, main: Callable[[], None]) -> None:
     """A process as torchrun starts it."""
-    os.environ |= {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": read(port).decode(),
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-    }
+    os.environ |= environment_of(rank, ranks, int(read(port)))
     main()
 
 
