@@ -252,6 +252,11 @@ _SKIPPED = (
 #: By name, what may be asked for.
 FEATURES: dict[str, Feature] = {
     # Around the module of a stage, from the inside out.
+    "returned weights": Feature(
+        "weights that a stage returns, and whose memory the plan frees",
+        lambda asked, stage: _travels(asked, stage) or is_sharded(asked.modules[stage]),
+        "returned_weights",
+    ),
     "bad batches": Feature(
         "batches that are skipped (`skip_if`)",
         lambda asked, stage: asked.setup.skip_if is not None and _trains(asked, stage),

@@ -5,7 +5,7 @@ In one process, an update of one changes the other. So what moves weights to oth
 them together, or refuse them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 import torch
@@ -51,6 +51,13 @@ def copies_of(tensors: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
     return {
         key: places[key].copy_(tensor) if key in places else tensor.clone()
         for key, tensor in originals.items()
+    }
+
+
+def storages_of(tensors: Iterable[Tensor]) -> set[int]:
+    """The addresses of the storages of some tensors."""
+    return {
+        tensor.untyped_storage().data_ptr() for tensor in tensors if _is_plain(tensor)
     }
 
 

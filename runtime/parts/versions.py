@@ -32,7 +32,11 @@ from schedlang.runtime.shared_memory import copies_of, sharing
 from schedlang.runtime.shared_weights import add_gradient
 from schedlang.runtime.torch_private.engine import run_backward
 from schedlang.runtime.torch_private.leaf_hooks import has_hooks
-from schedlang.runtime.torch_private.tensors import changes_of
+from schedlang.runtime.torch_private.tensors import (
+    changes_of,
+    give_memory,
+    local_part,
+)
 from schedlang.runtime.updates_elsewhere import UpdatesElsewhere
 from schedlang.schedule.kinds import STEPS, Kind
 
@@ -238,7 +242,9 @@ class WeightVersions(LateWeights):
         # The parameters move to A, so that the optimizer, which changes them in place, does not
         # change version 1. Parameters that share memory move together, to memory that is new.
         free = self._versions.pop(self._updates - self._delay, {})
-        newest = {name: weight.data for name, weight in self._parameters.items()}
+        newest = {
+            name: local_part(weight.data) for name, weight in self._parameters.items()
+        }
         if self._share_memory:
             copies = copies_of(newest)
         else:
@@ -247,7 +253,7 @@ class WeightVersions(LateWeights):
                 for name, weight in newest.items()
             }
         for name, copy in copies.items():
-            self._parameters[name].data = copy
+            give_memory(self._parameters[name], copy)
 
     def _check_memory(self) -> None:
         """PipelineError if something that is not trained shares memory with a trained weight, which
@@ -371,9 +377,10 @@ def _frozen(module: nn.Module) -> dict[str, nn.Parameter]:
 
 def _memory_for(weight: Tensor, free: Tensor | None) -> Tensor:
     """Memory for a copy of a weight: the free memory, unless the weight was cast or moved."""
-    if free is None or _kind_of(free) != _kind_of(weight):
+    memory = None if free is None else local_part(free.data)
+    if memory is None or _kind_of(memory) != _kind_of(weight):
         return torch.empty_like(weight)
-    return free.data
+    return memory
 
 
 def _kind_of(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:

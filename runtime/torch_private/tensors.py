@@ -52,6 +52,18 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
+def give_memory(tensor: Tensor, memory: Tensor) -> None:
+    """Let a tensor have other memory, which does not count as a change in place; a sharded tensor,
+    for the part that this process has.
+    """
+    if not hasattr(tensor, "to_local"):
+        tensor.data = memory
+        return
+    # To set `data` of a sharded tensor leaves this part where it is.
+    tensor._local_tensor = memory  # type: ignore[attr-defined]
+    must(local_part(tensor).data_ptr() == memory.data_ptr())
+
+
 def bytes_of(tensor: Tensor) -> bytes:
     """The bytes of a dense tensor."""
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()

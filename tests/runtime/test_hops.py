@@ -21,7 +21,7 @@ from schedlang import Plan
 from schedlang.runtime import Pipeline, PipelineError
 from schedlang.runtime.parts.hops import FlatGradients
 from tests.support.mesh import mesh
-from tests.support.models import batch, program, replicated
+from tests.support.models import batch, handing, program, replicated
 from tests.support.paths import PROGRAMS
 from tests.support.ranks import Run
 from tests.support.sizes import STEPS
@@ -142,7 +142,13 @@ def trained(
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize(
     ("ranks", "model_of", "optimizer_of", "has_all"),
-    [(4, mixed, adamw, False), (3, mixed, momentum, True), (2, mixed, adamw, True)],
+    [
+        (4, mixed, adamw, False),
+        (3, mixed, momentum, True),
+        (2, mixed, adamw, True),
+        (2, handing, adamw, False),
+        (4, handing, momentum, False),
+    ],
 )
 def test_steps_are_those_of_one_process_to_the_bit(
     run_ranks: Run,

@@ -1,5 +1,6 @@
 """Stages that FSDP has sharded: what is gathered and reduced, and when."""
 
+import copy
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -24,13 +25,14 @@ from schedlang.runtime.parts.shards import ShardedModule
 from schedlang.runtime.parts.split_backward import SplitBackwards
 from schedlang.runtime.stage import Stage, StagePlan
 from schedlang.schedule.forward_only import forward_only
-from tests.support.mesh import PIPE, mesh, on, place, weights
+from tests.support.mesh import PIPE, add_gradients, mesh, on, place, weights
 from tests.support.models import (
     ROWS,
     UPDATES,
     WIDTH,
     batch,
     difference,
+    handing,
     modules,
     program,
 )
@@ -288,3 +290,24 @@ def test_weights_are_gathered_and_gradients_reduced_as_the_policy_says(
         )
         assert one[0] > two[0] > all[0]
         assert (one[2], two[2], all[2]) == (1, 2, 3)
+
+
+def handed_on() -> float:
+    """The weights of a stage are free when the next one on the same rank uses what it was handed."""
+    of = mesh("dp", "pp")
+    plan = program("zb_v", ranks=PIPE, microbatches=4)
+    replica, rank = place(of)
+    model = handing(plan.layout.pieces)
+    reference = copy.deepcopy(model)
+    for stage in plan.stages_of(rank):
+        fully_shard(model[stage], mesh=of["dp"])
+    ours = on(of["pp"], plan, model, max_gathered=1)
+    ours.step(*batch(plan, replica))
+    for each in range(2):
+        add_gradients(plan, reference, *batch(plan, each))
+    pairs = weights(model, reference, plan.stages_of(rank))
+    return max(difference(own.grad.full_tensor(), other.grad) for own, other in pairs)
+
+
+def test_a_sharded_stage_hands_on_its_weight(run_ranks: Run) -> None:
+    assert max(run_ranks(handed_on, 4).results()) < 1e-12

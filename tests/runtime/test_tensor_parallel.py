@@ -109,3 +109,50 @@ def test_losses_norms_and_weights_are_those_of_one_process(run_ranks: Run) -> No
         assert len(found) == 4
         for name, worst in found.items():
             assert max(worst) < 1e-12, name
+
+
+#: Plans that keep two versions of weights, one for each update in flight, and none.
+LATE = ("pipedream_2bw", "pipedream", "pipemare")
+
+
+def late(name: str) -> list[float]:
+    """The largest differences of losses and weights, of cut stages from whole ones."""
+    mesh = init_device_mesh("cpu", (2, PIPE), mesh_dim_names=("tp", "pp"))
+    plan = program(name, ranks=PIPE, microbatches=1 if name != "pipedream_2bw" else 2)
+    plan = plan.for_updates(UPDATES)
+    rank = mesh.get_local_rank("pp")
+    sides = []
+    for cuts in (True, False):
+        part = layers(PIPE)[rank]
+        if cuts:
+            ways = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+            parallelize_module(part, mesh["tp"], ways)
+        optimizer = torch.optim.SGD(part.parameters(), 0.1, momentum=0.9)
+        optimizers = {rank: optimizer}
+        ours = Pipeline(
+            plan,
+            {rank: part},
+            nn.functional.mse_loss,
+            mesh=mesh["pp"],
+            optimizers=optimizers,
+        )
+        losses = [ours.step(*batch(plan, seed)) for seed in range(2)]
+        sides.append((losses, part))
+    (losses, cut), (expected, uncut) = sides
+    pairs = zip(cut.parameters(), uncut.parameters(), strict=True)
+    return [
+        max(
+            (difference(*each) for each in zip(losses, expected, strict=True))
+            if expected[0] is not None
+            else [0.0]
+        ),
+        max(difference(whole(weight), full) for weight, full in pairs),
+    ]
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_late_weights_of_cut_stages_are_those_of_whole_ones(
+    run_ranks: Run, name: str
+) -> None:
+    for found in run_ranks(late, 4, name).results():
+        assert max(found) < 1e-12

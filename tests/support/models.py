@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from io import BytesIO
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -116,6 +116,32 @@ def replicated(plan: Plan, dtype: torch.dtype = torch.float64) -> list[nn.Module
         for pipeline in layout.pipelines
         for module in one_model(layout, dtype)[: pipeline.stop - pipeline.start]
     ]
+
+
+class Handing(nn.Module):
+    """The first stage hands on its weight itself and a view of it, which all later ones use."""
+
+    def __init__(self, is_first: bool, is_last: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH, dtype=torch.float64)
+        self.is_first = is_first
+        self.is_last = is_last
+
+    def forward(self, *given: Any) -> Any:
+        # In one process, a stage gets the tuple of the one before.
+        x, *weights = given if isinstance(given[0], torch.Tensor) else given[0]
+        if self.is_first:
+            weight = self.linear.weight
+            return self.linear(x), weight, weight[1:2].t()
+        weight, row = weights
+        y = self.linear(x) @ weight + row.squeeze()
+        return y if self.is_last else (y, weight, row)
+
+
+def handing(pieces: int) -> list[nn.Module]:
+    """A model of these."""
+    torch.manual_seed(0)
+    return [Handing(piece == 0, piece == pieces - 1) for piece in range(pieces)]
 
 
 def alone(model: list[nn.Module], x: torch.Tensor) -> torch.Tensor:
