@@ -47,7 +47,7 @@ _QUESTIONS = (
 )
 
 #: More would only wait for each other.
-MOST_PROCESSES = 4
+MOST_PROCESSES = 8
 
 #: A feature and a schedule, by their names.
 Cell = tuple[str, str]
