@@ -29,14 +29,15 @@ def build_stages(site: Site) -> dict[int, Stage]:
             parts=parts[number],
         )
     for number, stage in stages.items():
-        # Values between two stages of one rank are no messages: the stages share dictionaries.
+        # Values between two stages of one rank are no messages: the stages share dictionaries. Some
+        # have only gradients between them, since the next stage takes another pipeline's output.
         following = stages.get(number + 1)
         if following is None:
             continue
         if plan.layout.hands_on(number):
-            stage.pass_to(following)
+            load("schedlang.runtime.within_ranks").connect(stage, following)
         elif plan.layout.returns_gradients(number + 1):
-            stage.get_gradients_from(following)
+            stage.gradients = following.input_gradients
     return stages
 
 

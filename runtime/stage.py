@@ -34,13 +34,10 @@ from schedlang.runtime.part import (
     filled,
     methods_of,
 )
-from schedlang.runtime.setup import is_watched
 from schedlang.runtime.torch_private.engine import run_backward
 from schedlang.runtime.torch_private.pytrees import TreeSpec
-from schedlang.runtime.torch_private.tensors import changes_of
 from schedlang.runtime.values import (
     Value,
-    checksum,
     flatten,
     has_gradient,
     leaves_of,
@@ -194,14 +191,6 @@ class Stage:
         self.options: Mapping[int, Mapping[str, Any]] = {}
         #: From F to B: how many leaves belong to the input, all leaves, and the roots.
         self._live: dict[int, tuple[int, Sequence[Tensor], Sequence[Tensor]]] = {}
-        #: The stages before and after this one, if they are on this rank; and the state of the
-        #: tensors that wait for the stage after.
-        self.stage_before: Stage | None = None
-        self.stage_after: Stage | None = None
-        self._handed_on: dict[int, tuple[list[int], int]] = {}
-        #: In some steps, the state of the inputs that the stage before has handed on.
-        self._taken: dict[int, tuple[list[int], int]] = {}
-        self._steps = 0
         self.works_in_place = works_in_place(module)
         self._has_warned_of_nothing = False
         for part in parts:
@@ -238,19 +227,6 @@ class Stage:
             found |= part.boxes
         return found
 
-    def pass_to(self, following: "Stage") -> None:
-        """Share dictionaries with the next stage, which is on the same rank."""
-        self.stage_after = following
-        following.stage_before = self
-        following.inputs = self.outputs
-        self.gradients = following.input_gradients
-
-    def get_gradients_from(self, following: "Stage") -> None:
-        """Share gradients with the next stage, which is on the same rank and takes the output of
-        another pipeline.
-        """
-        self.gradients = following.input_gradients
-
     def follow(self, plan: Plan) -> None:
         """Take the microbatches of this plan from now on."""
         self.plan = StagePlan.of(plan, self.number)
@@ -261,7 +237,6 @@ class Stage:
 
     def begin_step(self) -> None:
         """A training step begins."""
-        self._steps += 1
         self._scale = self._scale_now(self.plan.microbatches)
         # A script may have replaced layers, or put in buffers.
         self.__dict__.pop("_substitution", None)
@@ -336,17 +311,12 @@ class Stage:
 
     def take_input(self, microbatch: int) -> Value:
         """The input of a forward in training."""
-        input = self.inputs.pop(microbatch) if self.plan.has_input else ()
-        if self.stage_before is not None:
-            self.stage_before.check_kept(microbatch, input)
-        return input
+        return self.inputs.pop(microbatch) if self.plan.has_input else ()
 
     def put_output(self, microbatch: int, output: Value) -> None:
         """Store the output of a forward in training for the next stage."""
         if self.plan.hands_on:
             self.outputs[microbatch] = output
-        if self.stage_after is not None:
-            self._handed_on[microbatch] = self._state_of(output)
 
     def record(self, run: Forward) -> Value:
         """Run a forward, and keep its graph for the backward; return its output."""
@@ -362,8 +332,6 @@ class Stage:
         if not any(root.requires_grad for root in run.roots):
             self._has_no_backward(tensors)
         self._live[microbatch] = from_input, run.leaves, run.roots
-        if self.stage_before is not None and is_watched(self._steps):
-            self._taken[microbatch] = self._state_of(run.leaves[:from_input])
         for call in self._recorded:
             call(run)
         if self.loss is not None:
@@ -456,38 +424,9 @@ class Stage:
                 stacklevel=2,
             )
 
-    def check_kept(self, microbatch: int, output: Value) -> None:
-        """PipelineError if a later forward has changed an output before the next stage takes it."""
-        if self._state_of(output) != self._handed_on.pop(microbatch):
-            raise PipelineError(
-                f"the output of stage {self.number} for microbatch {microbatch} was changed in "
-                "place by a later forward: return a copy of what the stage keeps"
-            )
-
-    def _check_taken(self, microbatch: int, input: Value) -> None:
-        """PipelineError if an input was changed since the forward, and autograd does not know."""
-        changes, values = self._taken.pop(microbatch)
-        changes_now, values_now = self._state_of(input)
-        if changes == changes_now and values != values_now:
-            raise PipelineError(
-                f"the input of stage {self.number} for microbatch {microbatch} was changed between "
-                "its forward and its backward: a later forward of the stage before writes its "
-                "output over the earlier one; return a copy of what the stage keeps"
-            )
-
-    def _state_of(self, output: Value) -> tuple[list[int], int]:
-        """How often the tensors of an output were changed in place, and in some steps a checksum of
-        their values, since autograd does not count all changes.
-        """
-        tensors, _ = self._tensors_of(output)
-        changes = [changes_of(tensor) for tensor in tensors]
-        return changes, checksum(output, True) if is_watched(self._steps) else 0
-
     def begin_backward(self, microbatch: int) -> Backward:
         """Prepare a backward: its roots, their gradients, and its leaves."""
         from_input, leaves, roots = self._live.pop(microbatch)
-        if microbatch in self._taken:
-            self._check_taken(microbatch, leaves[:from_input])
         gradients = self.gradients.pop(microbatch) if self.plan.has_output else []
         run = Backward(microbatch, roots, gradients, leaves, from_input, _walk_whole)
         for call in self._before_backward:

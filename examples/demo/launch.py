@@ -19,8 +19,9 @@ from multiprocessing.process import BaseProcess
 _HOST = "127.0.0.1"
 #: Seconds that ranks have to end after SIGTERM, as under torchrun.
 _PATIENCE = 30
-#: What ranks import, the second one with the first step of an optimizer.
-_MODULES = ("schedlang.examples.demo.command", "torch._dynamo")
+_COMMAND = "schedlang.examples.demo.command"
+#: What an optimizer imports with its first step.
+_COMPILER = "torch._dynamo"
 #: The signals that end a launch.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -29,7 +30,7 @@ def main() -> None:
     """Launch what the arguments say. The exit code is 0, 1 if a rank fails, or 128 + the number of
     a signal.
     """
-    # Now, since importing torch takes seconds.
+    # Before torch is imported, which takes seconds.
     for number in _SIGNALS:
         signal.signal(number, _stop)
     ranks, *arguments = sys.argv[1:]
@@ -43,10 +44,9 @@ def launch(ranks: int, arguments: list[str]) -> bool:
     """Run the command with these arguments in a process for each rank; whether all succeed. As soon
     as one fails, the others are ended.
     """
-    for module in _MODULES:
+    for module in (_COMMAND, _COMPILER):
         import_module(module)
-    import torch.distributed as dist
-
+    dist = import_module("torch.distributed")
     # macOS's own libraries do not work after a fork.
     context = (
         multiprocessing.get_context("fork")
@@ -62,7 +62,7 @@ def launch(ranks: int, arguments: list[str]) -> bool:
     for process in processes:
         process.start()
     # After the forks, since the store has threads; ranks can connect before.
-    _store = dist.TCPStore(  # type: ignore[attr-defined]
+    _store = dist.TCPStore(
         _HOST,
         port,
         is_master=True,
@@ -83,9 +83,7 @@ def _run_rank(
     listener.close()
     os.environ |= environment_of(rank, ranks, port)
     sys.argv = ["schedlang.runtime", *arguments]
-    from schedlang.examples.demo.command import run
-
-    run()
+    import_module(_COMMAND).run()
 
 
 def environment_of(rank: int, ranks: int, port: int) -> dict[str, str]:

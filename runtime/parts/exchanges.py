@@ -125,8 +125,7 @@ class Exchanges(Part):
         if any(tensor.requires_grad for tensor in own):
             roots = list(filter(has_gradient, made))
             self._graphs[stage.number, microbatch] = leaves_of(value), roots
-        assert stage.stage_before is not None
-        stage.stage_before.put_output(microbatch, detached(made, trees[0]))
+        stage.inputs[microbatch] = detached(made, trees[0])
 
     def _check(self, own: list[Tensor], made: list[Tensor], added: list[Added]) -> None:
         """PipelineError if an exchange has weights or adds losses, which nothing would train."""
