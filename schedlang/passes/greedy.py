@@ -55,8 +55,11 @@ def _short_at_both_ends(graph: Graph) -> Floats:
     last.
     """
     number = graph.microbatch
-    by_work = np.argsort(counts_of(number, graph.time), kind="stable")
+    work = counts_of(number, graph.time)
+    by_work = np.argsort(work, kind="stable")
     order = np.concatenate([by_work[::2], by_work[1::2][::-1]])
+    # Among those of equal work, the lower number goes first.
+    order[np.argsort(work[order], kind="stable")] = by_work
     place = np.empty(len(order))
     place[order] = np.arange(len(order))
     before = np.full(len(graph), len(order))

@@ -27,7 +27,6 @@ REFUSED = {
     "mario": "recomputation: `0R0`",
     "af_pipe": "second pipeline",
     "bigmac": "second pipeline",
-    "dynapipe": "other order of microbatches on the last stage",
     "roundpipe": "second pipeline",
     "bitpipe": "second pipeline",
     "chimera": "second pipeline",
