@@ -425,7 +425,7 @@ def can_run(plan: Schedule) -> bool:
     plain = plan.layout.slices == plan.layout.updates == 1 and not plan.is_forward_only
     return (
         plain
-        and Kind.U not in kinds
+        and kinds.isdisjoint((Kind.U, Kind.EXCHANGE_F, Kind.EXCHANGE_B))
         and any(kind >= Kind.SEND_F for kind in kinds)
         and is_in_order(plan)
     )
