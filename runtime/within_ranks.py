@@ -28,7 +28,8 @@ class Handed(dict[int, Value]):
         #: Until the next stage takes it: the counts of changes in place of a value, and in some
         #: steps a checksum, otherwise 0.
         self._noted: dict[int, tuple[list[int], int]] = {}
-        #: With a checksum, until the next stage's backward: the value, and the same of it.
+        #: For values with a checksum, until the next stage's backward: the value, its counts of
+        #: changes in place, and the checksum.
         self._taken: dict[int, tuple[Value, list[int], int]] = {}
 
     def __setitem__(self, microbatch: int, value: Value) -> None:

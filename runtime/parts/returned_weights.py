@@ -14,7 +14,7 @@ from schedlang.runtime.torch_private.pytrees import tree_flatten, tree_unflatten
 
 
 class ReturnedWeights(Part):
-    """Copies those of a module."""
+    """Copies what a stage returns of its weights."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -37,6 +37,6 @@ class ReturnedWeights(Part):
 
 
 def of_stages(site: Site) -> Iterator[tuple[int, ReturnedWeights]]:
-    """Make one for each stage."""
+    """Make the part for each stage of a rank whose plan frees weights."""
     for number, module in site.modules.items():
         yield number, ReturnedWeights(module)
