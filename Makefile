@@ -14,10 +14,10 @@ export PYTHONDONTWRITEBYTECODE :=
 INTERLEAVED := programs/interleaved_1f1b.sched -p chunks=2
 demo: .venv/runtime
 	@echo "demo, 2 of 4: train a small GPT under 1F1B, on 4 processes of this machine, and again on one"
-	@$(BIN)/schedc run programs/1f1b.sched --steps 5 --check
+	@$(BIN)/schedc run programs/1f1b.sched --steps 3 --check
 	@echo
 	@echo "demo, 3 of 4: the same under interleaved 1F1B, whose ranks have two stages each"
-	@$(BIN)/schedc run $(INTERLEAVED) --steps 5 --check
+	@$(BIN)/schedc run $(INTERLEAVED) --steps 3 --check
 	@echo
 	@echo "demo, 4 of 4: the two schedules as they are proved, a line for each rank; dots are idle"
 	@$(BIN)/schedc simulate programs/1f1b.sched | sed '/^$$/q'
@@ -235,13 +235,16 @@ regenerate: .venv/installed
 measure: .venv/installed
 	$(BIN)/python tools/measure.py
 
-# What training needs. The tests, the checks and the tools need more. pip would compile all modules of
-# torch on one core, with its tests, in half of its time. A file may be of another version of Python.
+# What training needs. The tests, the checks and the tools need more. venv takes four seconds to make a
+# pip of its own, so the pip of $(PYTHON) installs it, if there is one. pip would compile all modules of
+# torch on one core; half of them are never imported. What torch imports last is compiled beside.
+HAS_PIP = $(shell $(PYTHON) -c 'import pip' 2>/dev/null && echo yes)
 .venv/runtime: pyproject.toml constraints.txt
 	@echo "demo, 1 of 4: build .venv with torch and what else training needs"
-	@$(PYTHON) -m venv .venv
-	@$(BIN)/pip install --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[runtime]'
-	@$(BIN)/python -m compileall -qq -j 0 -x '/test(s|ing)/' .venv/lib || true
+	@$(PYTHON) -m venv $(if $(HAS_PIP),--without-pip) .venv
+	@$(if $(HAS_PIP),$(PYTHON) -m pip --python $(BIN)/python,$(BIN)/pip) install --disable-pip-version-check \
+	    --no-compile --constraint constraints.txt pip --editable '.[runtime]'
+	@(cd .venv/lib/python3*/site-packages && ../../../bin/python -m compileall -qq sympy torch/_dynamo torch/fx &)
 	@touch $@
 
 .venv/installed: .venv/runtime
