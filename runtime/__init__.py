@@ -13,6 +13,7 @@ it in this order:
     failure_report.py   what is printed then, and the file with the tracebacks
     standby.py          training that goes on when a rank dies
     decoding.py         text by forwards, token by token
+    late_updates.py     updates that make good for late gradients
     door.py             the parts: which there are, and when a plan or a module needs one
     parts/              one file a part, imported where it is needed
     model/              a model cut into stages, checkpoints, and models in files
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from schedlang.runtime.components import end_component as end_component
     from schedlang.runtime.decoding import Decoding as Decoding
     from schedlang.runtime.errors import PipelineError as PipelineError
+    from schedlang.runtime.late_updates import error_feedback as error_feedback
     from schedlang.runtime.losses import add_loss as add_loss
     from schedlang.runtime.losses import added_losses as added_losses
     from schedlang.runtime.model.block_costs import measure as measure
@@ -57,6 +59,7 @@ _MODULES = {
     "added_losses": "losses",
     "dcp_state": "model.distributed_checkpoint",
     "end_component": "components",
+    "error_feedback": "late_updates",
     "load_dcp": "model.distributed_checkpoint",
     "load_model": "model.model_files",
     "load_optimizers": "model.model_files",

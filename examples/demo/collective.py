@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
+from schedlang.cli.usage import UsageError
 from schedlang.diagnostics.diagnostic import CompileError, counted
 from schedlang.runtime.errors import PipelineError, is_of_connection
 from schedlang.runtime.store import of_this_attempt
@@ -69,7 +70,7 @@ def together(work: Callable[[], T], group: dist.ProcessGroup) -> T:
     wrong = None
     try:
         made = work()
-    except (CompileError, OSError, PipelineError) as error:
+    except (CompileError, OSError, PipelineError, UsageError) as error:
         wrong = str(error)
     # As soon as one process has ended, the launcher ends the others, which have not printed yet.
     default = signal.signal(signal.SIGTERM, signal.SIG_IGN)

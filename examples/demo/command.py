@@ -19,7 +19,7 @@ from schedlang.cli.inputs import read_cost_options
 from schedlang.cli.main import replace_unknown_characters
 from schedlang.cli.options import TRAINING, add_options
 from schedlang.cli.outputs import check_output
-from schedlang.cli.run import STARTED
+from schedlang.cli.run import STARTED, check_feedback
 from schedlang.cli.usage import USAGE, UsageError
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.examples.demo.checkpoint_folder import (
@@ -161,7 +161,9 @@ def _start(options: argparse.Namespace) -> tuple[Workload, CheckpointFolder | No
     plan = together(lambda: _for_updates(plan, at_once), group)
     if options.check:
         together(lambda: check_comparable(plan), group)
-    recipe = Recipe(options.optimizer, options.lr)
+    if options.error_feedback:
+        together(lambda: check_feedback(plan), group)
+    recipe = Recipe(options.optimizer, options.lr, options.error_feedback)
     workload = Workload(
         plan,
         corpus,

@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
+from schedlang.runtime.late_updates import error_feedback
 from schedlang.runtime.parts.versions import delays
 
 #: By name, and the learning rate that suits the model where gradients are in time.
@@ -30,13 +31,15 @@ class Recipe:
 
     optimizer: str = "sgd"
     rate: float | None = None
+    error_feedback: bool = False
 
     def make(self, weights: Iterable[nn.Parameter], plan: Plan) -> Optimizer:
         """The optimizer of some weights."""
         make, _ = _OPTIMIZERS[self.optimizer]
         if self.has_momentum(plan):
             make = partial(make, momentum=_MOMENTUM)
-        return make(weights, lr=self.learning_rate(plan))
+        optimizer = make(weights, lr=self.learning_rate(plan))
+        return error_feedback(optimizer) if self.error_feedback else optimizer
 
     def has_momentum(self, plan: Plan) -> bool:
         """Whether SGD has momentum: not where gradients are late, for it would go on in a direction
@@ -57,7 +60,9 @@ class Recipe:
     def text(self, plan: Plan) -> str:
         """For the header of a training."""
         momentum = f", momentum {_MOMENTUM}" if self.has_momentum(plan) else ""
-        return f"{self.optimizer} with a learning rate of {self.learning_rate(plan):.2g}{momentum}"
+        feedback = ", error feedback" if self.error_feedback else ""
+        rate = f"{self.learning_rate(plan):.2g}"
+        return f"{self.optimizer} with a learning rate of {rate}{momentum}{feedback}"
 
 
 def latest(plan: Plan) -> int:

@@ -243,6 +243,7 @@ TRAINING: Options = {
         {
             "--every N": "how many updates from one checkpoint to the next (default: 10)",
             "--stop-on-nan": "end where a loss is not a finite number, before the update",
+            "--error-feedback": "correct each update for gradients that are late by one update",
             "--unequal": "train on microbatches whose rows have other lengths than those of the "
             "others",
             **COSTS,

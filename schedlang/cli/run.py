@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
             value = getattr(options, name)
             if value is not None:
                 command += [f"--{name}", str(value)]
-        for name in ("check", "audit", "stop_on_nan", "unequal"):
+        for name in ("check", "audit", "stop_on_nan", "error_feedback", "unequal"):
             if getattr(options, name):
                 command.append(f"--{name.replace('_', '-')}")
         if options.format == "json":
@@ -81,11 +81,25 @@ def _check_run(options: argparse.Namespace, plan: Any) -> None:
             raise UsageError(
                 f"--{name} is for a training, and `{plan.name}` has no backward"
             )
+    if options.error_feedback:
+        check_feedback(plan)
     if plan.kernels:
         try:
             plan.for_updates(max(options.steps or 0, plan.layout.updates))
         except ValueError as error:
             raise UsageError(str(error)) from None
+
+
+def check_feedback(plan: Any) -> None:
+    """UsageError where gradients are not late by one update, for which `--error-feedback` is."""
+    stages = range(len(plan.placement))
+    rules = [str(plan.weights_of(stage)) for stage in stages]
+    other = next((rule for rule in rules if rule != "delay(1)"), None)
+    if other:
+        raise UsageError(
+            "--error-feedback corrects gradients that are late by one update, as of `weights "
+            f"delay(1)`, and `{plan.name}` has `weights {other}`"
+        )
 
 
 def run_until_end(

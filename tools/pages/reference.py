@@ -68,7 +68,7 @@ SECTIONS = {
         "What is wrong": ["CompileError", "ParameterError", "Diagnostic"],
     },
     "schedlang.runtime": {
-        "Training": ["Pipeline", "PipelineError", "Standby"],
+        "Training": ["Pipeline", "PipelineError", "Standby", "error_feedback"],
         "Generating text": ["Decoding"],
         "Models": [
             "split",
