@@ -64,8 +64,8 @@ from schedlang.schedule.actions import is_transfer
 
 if TYPE_CHECKING:
     from schedlang.ranks.hazards import check_hazards
-    from schedlang.ranks.hops import homes_of
     from schedlang.ranks.warm_up import warm_ups
+    from schedlang.ranks.weight_homes import homes_of
     from schedlang.runtime.captured_steps import CapturedSteps
     from schedlang.runtime.communicators import check_transport, warm_up
     from schedlang.runtime.gpu_progress import GpuProgress
@@ -99,7 +99,7 @@ else:
     processes_of = on_demand("schedlang.runtime.meshes.processes_of")
     counting_together = on_demand("schedlang.runtime.meshes.counting_together")
     # For weights that travel from rank to rank.
-    homes_of = on_demand("schedlang.ranks.hops.homes_of")
+    homes_of = on_demand("schedlang.ranks.weight_homes.homes_of")
     # For messages of fewer bits.
     rounding_of = on_demand("schedlang.runtime.precision.rounding_of")
     # On GPUs.

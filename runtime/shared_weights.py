@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.plan.plan import Plan
-from schedlang.ranks.hops import homes_of
+from schedlang.ranks.weight_homes import homes_of
 from schedlang.runtime.equal_weights import bits_of
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.processes import Processes

@@ -46,7 +46,7 @@ from schedlang.examples.demo.report import (
     total_losses,
 )
 from schedlang.examples.demo.trace_file import aligned, write_trace
-from schedlang.examples.demo.train import Training, train
+from schedlang.examples.demo.training import Training, train
 from schedlang.examples.demo.workload import Workload
 from schedlang.extras.measured import run_of
 from schedlang.plan.plan import Plan

@@ -11,7 +11,7 @@ from attrs import evolve
 from torch import Tensor, nn
 
 from schedlang.examples.demo.gpt import cut_gpt, next_byte_loss, run_gpt
-from schedlang.examples.demo.train import Training, keep_gradients
+from schedlang.examples.demo.training import Training, keep_gradients
 from schedlang.examples.demo.workload import Workload
 from schedlang.plan.plan import Plan
 from schedlang.ranks.weight_versions import follow_weights

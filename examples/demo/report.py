@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from math import isnan
 
 from schedlang.diagnostics.diagnostic import counted
-from schedlang.examples.demo.train import Training
+from schedlang.examples.demo.training import Training
 from schedlang.examples.demo.workload import ROWS, Workload
 from schedlang.extras.measured import Run, comparison_text
 from schedlang.extras.measured import compare as compare_run

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
-from schedlang.ranks.hops import homes_of
+from schedlang.ranks.weight_homes import homes_of
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.meshes import meshes_of
 from schedlang.runtime.random_state import RandomState

@@ -39,7 +39,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from schedlang.plan.plan import Plan
-from schedlang.ranks.hops import homes_of
+from schedlang.ranks.weight_homes import homes_of
 from schedlang.runtime.arguments import check_stages
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.model.checkpoint import reason, sharing_weights

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from schedlang.plan.plan import Plan
-from schedlang.ranks.hops import first_users, homes_of
+from schedlang.ranks.weight_homes import first_users, homes_of
 from schedlang.runtime.communicators import use_pairs
 from schedlang.runtime.door import Rank
 from schedlang.runtime.errors import PipelineError

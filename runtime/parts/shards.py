@@ -6,7 +6,8 @@ leave weights and gradients alone:
 
     UNSHARD ─► F F B F B … ─► REDUCE_GRAD ─► RESHARD
 
-If the plan has these actions, they run at their places; otherwise `schedlang.ranks.shards` decides.
+If the plan has these actions, they run at their places; otherwise
+`schedlang.ranks.gather_order` decides.
 """
 
 import warnings
@@ -18,7 +19,7 @@ from typing import Any
 from torch import nn
 
 from schedlang.plan.plan import Plan
-from schedlang.ranks.shards import shards
+from schedlang.ranks.gather_order import shards
 from schedlang.runtime.door import Rank
 from schedlang.runtime.part import ExtraCall, Part, When, methods_of
 from schedlang.runtime.torch_private.fsdp import check_fsdp, fsdp_roots

@@ -13,8 +13,8 @@ from schedlang.cli.usage import FINE, UsageError
 from schedlang.files.programs import called
 from schedlang.files.reading import read_source
 from schedlang.plan.plan import Plan
+from schedlang.ranks.gather_order import shards_figures, shards_text
 from schedlang.ranks.lifetimes import frees
-from schedlang.ranks.shards import shards_figures, shards_text
 from schedlang.schedule.findings import edge_text
 
 #: The options that ask for actions, each in another form.

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 
 from attrs import evolve
 
-from schedlang.ranks.shards import Step, shards
+from schedlang.ranks.gather_order import Step, shards
 from schedlang.schedule.actions import NO_MICROBATCH, Actions
 from schedlang.schedule.schedule import Schedule
 
 
 def gather(schedule: Schedule, places: int | None = None) -> Schedule:
-    """The schedule with the gathers and sums of `schedlang.ranks.shards`, for every stage that has
-    none. A rank holds the gathered weights of at most `places` stages at once, by default of all.
-    Slots are dropped. ValueError if `places` is less than 1.
+    """The schedule with the gathers and sums of `schedlang.ranks.gather_order`, for every stage
+    that has none. A rank holds the gathered weights of at most `places` stages at once, by default
+    of all. Slots are dropped. ValueError if `places` is less than 1.
     """
     if places is not None and places < 1:
         raise ValueError(

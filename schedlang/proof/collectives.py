@@ -27,7 +27,7 @@ from schedlang.proof.edges import own_ideal_events
 from schedlang.proof.graph import NOTHING
 from schedlang.proof.presence import presence
 from schedlang.proof.threads import Threads
-from schedlang.ranks.hops import homes
+from schedlang.ranks.weight_homes import homes
 from schedlang.schedule.arrays import Ints, counts_of, how_many_before, is_any
 from schedlang.schedule.columns import STREAMS, Columns, op_names
 from schedlang.schedule.findings import Finding, amiss, here, ranks_text

@@ -50,16 +50,18 @@ FEATURES = (
     # Stages whose weights do not change.
     Feature("frozen_stages", lambda schedule, costs: schedule.layout.frozen),
     # Pipelines that run ahead of others.
-    Feature("handovers", lambda schedule, costs: schedule.layout.handovers),
+    Feature("pipelines_ahead", lambda schedule, costs: schedule.layout.handovers),
     # Ops on streams of their own that meet no other rank, such as copies to the host.
-    Feature("copies", lambda schedule, costs: schedule.columns.is_beside.any()),
+    Feature("background_ops", lambda schedule, costs: schedule.columns.is_beside.any()),
     # Gathers of weights and sums of gradients that take time, and that no program writes.
     Feature(
         "unwritten_collectives",
         lambda schedule, costs: costs.sum_times or costs.gather_times,
     ),
     # Exchanges of what a stage takes from a neighbour of its rank.
-    Feature("exchanges", lambda schedule, costs: len(schedule.columns.where(*BETWEEN))),
+    Feature(
+        "exchange_pairs", lambda schedule, costs: len(schedule.columns.where(*BETWEEN))
+    ),
     # Ops that meet others, which the program writes: gathers, sums, hops and exchanges.
     Feature(
         "collectives",

@@ -17,7 +17,7 @@ import numpy as np
 from attrs import define, frozen
 
 from schedlang.proof.graph import NOTHING
-from schedlang.ranks.hops import homes
+from schedlang.ranks.weight_homes import homes
 from schedlang.schedule.arrays import Flags, Ints, is_any
 from schedlang.schedule.findings import Finding
 from schedlang.schedule.kinds import (

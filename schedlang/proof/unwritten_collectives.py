@@ -5,7 +5,7 @@ import numpy as np
 from schedlang.proof.graph import NOTHING
 from schedlang.proof.presence import writes
 from schedlang.proof.threads import Threads
-from schedlang.ranks.shards import shards
+from schedlang.ranks.gather_order import shards
 from schedlang.schedule.arrays import counts_of
 from schedlang.schedule.kinds import STEPS, SUMS
 from schedlang.schedule.needed_gradients import gradients_of
@@ -65,8 +65,8 @@ def _place_sums(threads: Threads) -> None:
 
 def _place_gathers(threads: Threads) -> None:
     """Put gathers of sharded weights on a stream of each rank. A gather is issued when its rank
-    comes to the op before the one that waits for it, or to that one (`schedlang.ranks.shards`);
-    there is a place for all stages of a rank.
+    comes to the op before the one that waits for it, or to that one
+    (`schedlang.ranks.gather_order`); there is a place for all stages of a rank.
     """
     columns = threads.columns
     times = threads.costs.fixed_times.counts(

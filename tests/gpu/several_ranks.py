@@ -18,7 +18,7 @@ from schedlang.examples.demo.gpt import BLOCKS
 from schedlang.examples.demo.one_process import train_reference
 from schedlang.examples.demo.recipe import Recipe
 from schedlang.examples.demo.report import compare, total_losses
-from schedlang.examples.demo.train import train as train_example
+from schedlang.examples.demo.training import train as train_example
 from schedlang.examples.demo.workload import Workload
 from schedlang.runtime import Pipeline, PipelineError
 from tests.gpu.checks import (

@@ -24,7 +24,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
-from schedlang.ranks.hops import homes_of
+from schedlang.ranks.weight_homes import homes_of
 from schedlang.runtime import Pipeline, added_losses
 from schedlang.runtime.batches import shares
 from schedlang.runtime.values import Value, cut, size_along

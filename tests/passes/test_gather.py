@@ -14,7 +14,7 @@ from schedlang import (
 )
 from schedlang.passes.gather import gather
 from schedlang.proof.prove import prove
-from schedlang.ranks.shards import shards_figures
+from schedlang.ranks.gather_order import shards_figures
 from tests.support.paths import GALLERY
 
 PROGRAM = """schedule chunks {{

@@ -9,7 +9,7 @@ from schedlang import compile, simulate
 from schedlang.report.bubbles.attribution import CAUSES
 from schedlang.schedule.costs import COSTS, read_costs
 from tests.support.paths import DOCS, GALLERY
-from tools.pages import gains, transports
+from tools.pages import gains, transport_table
 from tools.pages.tables import with_rows
 
 #: Which row of a table is looked at, if it is not the first.
@@ -84,9 +84,10 @@ def test_the_table_of_transports_is_that_of_its_command() -> None:
     lines = page("reports/transport-table").splitlines()
     for name in ("1f1b", "interleaved_1f1b", "dualpipe", "zb_h1"):
         found = [
-            transports.makespans(name, latency) for latency in transports.LATENCIES
+            transport_table.makespans(name, latency)
+            for latency in transport_table.LATENCIES
         ]
-        assert transports.row(name, found) in lines
+        assert transport_table.row(name, found) in lines
     assert [line.split()[1] for line in lines if line.startswith("| ")][2:-1] == [
         path.stem for path in GALLERY
     ]

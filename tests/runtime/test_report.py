@@ -11,7 +11,7 @@ def test_the_largest_differences_are_relative_and_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     from schedlang.examples.demo.report import compare
-    from schedlang.examples.demo.train import Training
+    from schedlang.examples.demo.training import Training
 
     alone = Training(
         losses=[4.0, 2.0],
@@ -37,7 +37,7 @@ def test_a_gradient_that_is_nan_is_no_agreement(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     from schedlang.examples.demo.report import compare, is_rounding
-    from schedlang.examples.demo.train import Training
+    from schedlang.examples.demo.training import Training
 
     alone = Training(losses=[4.0], gradients={"a": torch.ones(1), "b": torch.ones(1)})
     nan = torch.tensor([float("nan")])
@@ -48,7 +48,7 @@ def test_a_gradient_that_is_nan_is_no_agreement(
 
 def test_a_missing_gradient_is_no_agreement() -> None:
     from schedlang.examples.demo.report import compare
-    from schedlang.examples.demo.train import Training
+    from schedlang.examples.demo.training import Training
 
     alone = Training(losses=[4.0], gradients={"a": torch.ones(1), "b": torch.ones(1)})
     with pytest.raises(AssertionError):

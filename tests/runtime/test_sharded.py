@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from schedlang import Kind, Source, compile
 from schedlang.plan.plan import Plan
-from schedlang.ranks import shards
+from schedlang.ranks import gather_order
 from schedlang.runtime.parts.shards import ShardedModule
 from schedlang.runtime.parts.split_backward import SplitBackwards
 from schedlang.runtime.stage import Stage, StagePlan
@@ -225,7 +225,7 @@ def in_places(of: DeviceMesh, plan: Plan, places: int | None) -> list[list[float
     ]
     worst = max(difference(own.full_tensor(), other) for own, other in pairs)
     steps, forwards = (
-        shards.shards(each.ranks[rank], mine, places or len(mine))
+        gather_order.shards(each.ranks[rank], mine, places or len(mine))
         for each in (plan, forward_only(plan))
     )
     gathers = 2 * steps.count(Kind.UNSHARD) + forwards.count(Kind.UNSHARD)

@@ -20,7 +20,7 @@ FROM_SOURCE = {
     "pictures": "tools.pages.pictures",
     "textmate": "tools.grammars.textmate",
     "together": "tools.pages.together",
-    "transports": "tools.pages.transports",
+    "transports": "tools.pages.transport_table",
     "tree-sitter": "tools.grammars.tree_sitter",
 }
 #: Writers of what a long run has found: `make models`, `make mutation`, `make explore`. The proofs

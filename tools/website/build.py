@@ -2,8 +2,8 @@
 `python -m http.server --directory build/site`, can show. `SITE_URL=https://…/` is where it will be,
 for the pictures of links to it.
 
-    pages.py       the pages, which the generator turns into the site; a dead link ends it
-    playground.py  the playground, which is put beside them
+    pages.py              the pages, which the generator turns into the site; a dead link ends it
+    playground_page.py    the playground, which is put beside them
 """
 
 import filecmp
@@ -16,7 +16,7 @@ from string import Template
 
 from tools.website.front import write_pictures
 from tools.website.pages import gallery_entries, write_pages
-from tools.website.playground import write_playground
+from tools.website.playground_page import write_playground
 
 _HERE = Path(__file__).parent
 ROOT = _HERE.parents[1]

@@ -15,7 +15,7 @@ from attrs import frozen
 
 from schedlang.extras.search.optimize.problem import Problem
 from schedlang.passes.op_graph import Op
-from schedlang.ranks.shards import shards
+from schedlang.ranks.gather_order import shards
 from schedlang.schedule.actions import NO_MICROBATCH, Actions
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.kinds import FREE, GATHER, MAKERS, OPS, SUM, USES_WEIGHTS, Kind

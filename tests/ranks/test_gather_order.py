@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from schedlang import CompileError, Kind, Schedule, Source, compile, read_source
 from schedlang.cli.main import main
-from schedlang.ranks.shards import shards, shards_text
+from schedlang.ranks.gather_order import shards, shards_text
 from schedlang.schedule.actions import Actions
 from tests.support.paths import GALLERY
 from tests.support.sizes import examples
