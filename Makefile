@@ -197,7 +197,7 @@ explore-fuzz: .venv/installed
 # models that hypothesis makes of all these.
 RANDOM ?= 200
 models: .venv/installed
-	$(BIN)/pytest -n 2 --dist worksteal -m 'models or not models' tests/models --rows build/models --random $(RANDOM); \
+	$(BIN)/pytest -n 2 --dist worksteal -m 'not transformers' tests/models --rows build/models --random $(RANDOM); \
 	    status=$$?; $(BIN)/python -m tools.pages models && exit $$status
 
 # Changes the verifier in one place at a time and sees whether the tests notice (mutmut); then
