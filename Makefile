@@ -237,7 +237,8 @@ measure: .venv/installed
 
 # What training needs. The tests, the checks and the tools need more. venv takes four seconds to make a
 # pip of its own, so the pip of $(PYTHON) installs it, if there is one. pip would compile all modules of
-# torch on one core; half of them are never imported. What torch imports last is compiled beside.
+# torch on one core, and most are never imported: those that torch imports last are compiled while the
+# first training begins, the others when they are imported.
 HAS_PIP = $(shell $(PYTHON) -c 'import pip' 2>/dev/null && echo yes)
 .venv/runtime: pyproject.toml constraints.txt
 	@echo "demo, 1 of 4: build .venv with torch and what else training needs"

@@ -93,9 +93,9 @@ def _check_run(options: argparse.Namespace, plan: Any) -> None:
 def check_feedback(plan: Any) -> None:
     """UsageError where gradients are not late by one update, for which `--error-feedback` is."""
     stages = range(len(plan.placement))
-    rules = [str(plan.weights_of(stage)) for stage in stages]
-    other = next((rule for rule in rules if rule != "delay(1)"), None)
-    if other:
+    rules = [plan.weights_of(stage) for stage in stages]
+    other = next((rule for rule in rules if rule.delay != 1), None)
+    if other is not None:
         raise UsageError(
             "--error-feedback corrects gradients that are late by one update, as of `weights "
             f"delay(1)`, and `{plan.name}` has `weights {other}`"

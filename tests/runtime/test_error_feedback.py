@@ -97,6 +97,17 @@ def test_it_is_closer_to_gradients_in_time() -> None:
     assert abs(corrected - in_time) < abs(without - in_time)
 
 
+@pytest.mark.core
+def test_wrong_optimizers_are_refused() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+    assert error_feedback(optimizer) is optimizer
+    with pytest.raises(ValueError, match="has error feedback already"):
+        error_feedback(optimizer)
+    wanted = r"`optimizer` is \[\]: it must be one optimizer of torch"
+    with pytest.raises(TypeError, match=wanted):
+        error_feedback([])  # type: ignore[arg-type]
+
+
 def test_a_pipeline_trains_as_one_process(train: Train) -> None:
     sizes = ["-p", "microbatches=3", "--optimizer", "adamw", "--steps", 6]
     options = ["--error-feedback", "--check"]
