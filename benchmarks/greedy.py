@@ -20,7 +20,7 @@ from schedlang import Costs, Noise, Plan, Source, compile, compiler, simulate_ru
 from schedlang.compiler import ops_of
 from schedlang.extras.noise.noise import Draws
 from schedlang.language.loading import load
-from schedlang.passes.greedy import MostUrgent
+from schedlang.passes.greedy import most_urgent_first
 from schedlang.passes.op_graph import ROUNDING, Graph
 from schedlang.schedule.kinds import Kind
 
@@ -135,10 +135,10 @@ def ready_sets(graph: Graph, hint: Any, noise: Noise, runs: int) -> float:
         of_node = np.ones(len(graph))
         of_node[graph.node_of] = factors[:-1, run]
         noisy.time = (np.array(graph.time) * of_node).tolist()
-        execution = MostUrgent(noisy, graph.order, limit, hint, room)
-        if not execution.is_done():
+        execution = most_urgent_first(noisy, len(graph.order), hint, room)
+        if execution is None:
             raise RuntimeError("ranks that choose while they run have no room left")
-        makespans.append(max(execution.ends))
+        makespans.append(max(execution[1]))
     return float(np.mean(makespans))
 
 

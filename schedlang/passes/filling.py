@@ -13,7 +13,7 @@ from operator import lt
 from attrs import define, field, frozen
 
 from schedlang.passes.online import Choices, Online
-from schedlang.passes.op_graph import ROUNDING, Graph
+from schedlang.passes.op_graph import ROUNDING
 from schedlang.schedule.kinds import Kind
 
 #: Nodes that have not run yet, the next one at the end.
@@ -38,7 +38,7 @@ class Rules:
 
 
 @define
-class Greedy(Online[Graph]):
+class Greedy(Online):
     """The execution. If `run` returns True, `orders` and `ends` are its result."""
 
     rules: Rules

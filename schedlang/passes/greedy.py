@@ -6,17 +6,15 @@ own: every rank of a training run works out the same one from the same costs, an
 another.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from math import inf
-from typing import ClassVar
 
 import numpy as np
-from attrs import define, field
 
 from schedlang.passes.best_order import best_order
-from schedlang.passes.online import Choices, N, Online
-from schedlang.passes.op_graph import ROUNDING, Graph, Orders
+from schedlang.passes.op_graph import ROUNDING, Graph, Nodes, Orders
 from schedlang.passes.squeeze import squeeze
 from schedlang.schedule.arrays import Floats, counts_of
 from schedlang.schedule.kinds import Kind
@@ -42,9 +40,9 @@ def _listed(graph: Graph, limit: float, share: float) -> list[Orders]:
     found = [(graph.objective(graph.order, graph.own_ends), graph.order)]
     # The critical path of what is left; and an order that suits a batch of any lengths.
     for urgency in (graph.least_tails, _short_at_both_ends(graph)):
-        run = MostUrgent(graph, graph.order, limit, urgency, room)
-        if run.is_done():
-            found.append((graph.objective(run.orders, run.ends), run.orders))
+        execution = most_urgent_first(graph, len(graph.order), urgency, room)
+        if execution is not None:
+            found.append((graph.objective(*execution), execution[0]))
     # `sorted` is stable, so the given order comes first among equals.
     return [orders for _, orders in sorted(found, key=lambda each: each[0])]
 
@@ -68,99 +66,102 @@ def _short_at_both_ends(graph: Graph) -> Floats:
     return before - place[number]
 
 
-@define
-class MostUrgent(Online[N]):
-    """An execution in which each rank runs the most urgent of its ready nodes.
+def most_urgent_first(
+    graph: Nodes,
+    ranks: int,
+    urgency: Sequence[float] | Floats,
+    room: Sequence[float] | Floats,
+) -> tuple[Orders, list[float]] | None:
+    """The execution in which each rank runs the most urgent of its ready nodes: the nodes of each
+    rank in their order, and when each node ends; None if a node never has room.
 
     A node that takes memory is run only if its rank then holds at most the node's `room`; of those
     of a rank with equal room, the most urgent one waits for room, and the others behind it. Among
     equally urgent nodes, the one with the lower number is run first.
     """
-
     # A rank with two stages: nodes that free memory need no room, and of each stage, one forward at
     # most is asked whether it fits. Numbers are places in the order of urgency:
     #
     #     frees memory     ● 4  7  12            the rank runs 2 if it fits, else 4; it never asks
     #     stage 1          ● 2  3  6             whether 3 fits
     #     stage 5          ● 5  9
+    by_urgency = np.argsort(-np.asarray(urgency), kind="stable")
+    node_at: list[int] = by_urgency.tolist()
+    places = np.empty_like(by_urgency)
+    places[by_urgency] = np.arange(len(by_urgency))
+    place: list[int] = places.tolist()
+    rise = np.asarray(graph.rise)
+    room = np.where(rise > 0, room, inf)
+    #: By place: the most that the node's rank may hold before it.
+    most: list[float] = (room - rise)[by_urgency].tolist()
+    heaps: dict[tuple[int, float], list[int]] = defaultdict(list)
+    #: By node: the heap of its rank that it joins once it is ready, with its place.
+    heap_of = [heaps[key] for key in zip(graph.rank, room.tolist(), strict=True)]
+    heaps_of: list[list[list[int]]] = [[] for _ in range(ranks)]
+    for (rank, _), heap in heaps.items():
+        heaps_of[rank].append(heap)
+    #: By node: how many of its inputs have not arrived.
+    missing = list(graph.missing)
+    for node, inputs in enumerate(missing):
+        if not inputs:
+            heappush(heap_of[node], place[node])
 
-    urgency: Sequence[float] | Floats
-    room: Sequence[float] | Floats
-    notices_own: ClassVar[bool] = True
-    #: By node: its place among all nodes, the most urgent first; and the node at each place.
-    place: list[int] = field(init=False)
-    node_at: list[int] = field(init=False)
-    #: By node: the most that its rank may hold before it.
-    most: list[float] = field(init=False)
-    #: By node: the heap of its rank in which it waits for its turn, by its place.
-    heap_of: list[list[int]] = field(init=False)
-    #: Per rank: these heaps.
-    heaps: list[list[list[int]]] = field(init=False)
-    #: Per rank: a heap of nodes whose inputs are on their way, by the time of their arrival.
-    coming: list[list[tuple[float, int]]] = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        super().__attrs_post_init__()
-        order = np.argsort(-np.asarray(self.urgency), kind="stable")
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
-        self.node_at = order.tolist()
-        self.place = place.tolist()
-        rise = np.asarray(self.graph.rise)
-        room = np.where(rise > 0, self.room, inf)
-        self.most = (room - rise).tolist()
-        self.coming = [[] for _ in self.given]
-        self.heap_of = [[]] * len(order)
-        self.heaps = []
-        rooms = room.tolist()
-        missing = self.graph.missing
-        for nodes in self.given:
-            heaps: dict[float, list[int]] = {}
-            for node in nodes:
-                heap = heaps.setdefault(rooms[node], [])
-                self.heap_of[node] = heap
-                if not missing[node]:
-                    heap.append(self.place[node])
-            for heap in heaps.values():
-                heapify(heap)
-            self.heaps.append(list(heaps.values()))
-
-    def is_done(self) -> bool:
-        """Execute; whether all nodes have run, since none was left without room for it."""
-        self.execute()
-        return inf not in self.ends
-
-    def choices(self, rank: int) -> Choices:
-        """Yield the most urgent node that can start now, or None."""
-        heaps = self.heaps[rank]
-        heap_of = self.heap_of
-        coming = self.coming[rank]
-        place = self.place
-        node_at = self.node_at
-        most = self.most
-        held = self.held
-        last = len(node_at)
-        best: int | None = None
-        while True:
-            now = yield best
-            while coming and coming[0][0] <= now:
-                node = heappop(coming)[1]
-                heappush(heap_of[node], place[node])
-            first = last
-            for heap in heaps:
-                if heap and heap[0] < first and held[rank] <= most[node_at[heap[0]]]:
+    # Time advances from event to event. Idle ranks choose once all events of a moment are over, the
+    # first rank first:
+    #
+    #     events    (3, F0 ends)  (3, B2 gets an input)  (5, B7 ends)  …      the earliest first
+    #                    │                  │
+    #                    └──────────────────┴─► idle ranks start F1 and B2 ──► (4, F1 ends)  …
+    # Attributes are read into local variables, since most of the pass's time goes into this loop.
+    time = graph.time
+    change = graph.change
+    users = graph.users
+    rank_of = graph.rank
+    orders: Orders = [[] for _ in range(ranks)]
+    ends = [inf] * len(time)
+    held = [0.0] * ranks
+    is_busy = [False] * ranks
+    #: A heap: the end of node n is (time, n), and the arrival of an input of it (time, ~n).
+    events: list[tuple[float, int]] = []
+    now = 0.0
+    none = len(time)
+    #: A heap of the ranks that may have something to do.
+    awake = list(range(ranks))
+    while events or awake:
+        if awake and not (events and events[0][0] == now):
+            rank = heappop(awake)
+            if is_busy[rank]:
+                continue
+            first = none
+            for heap in heaps_of[rank]:
+                if heap and heap[0] < first and held[rank] <= most[heap[0]]:
                     first = heap[0]
                     chosen = heap
-            best = None
-            if first < last:
-                best = node_at[first]
+            if first < none:
                 heappop(chosen)
-
-    def notice(self, node: int, rank: int, now: float) -> None:
-        """Let a node whose inputs have all begun wait for them, and wake its rank for it."""
-        arrival = self.arrival[node]
-        heappush(self.coming[rank], (arrival, node))
-        # A rank that is busy then chooses again when it is free.
-        free = self.free[rank]
-        if free < arrival or free <= now:
-            heappush(self.events, (arrival if arrival > now else now, rank))
+                node = node_at[first]
+                end = now + time[node]
+                orders[rank].append(node)
+                ends[node] = end
+                held[rank] += change[node]
+                is_busy[rank] = True
+                heappush(events, (end, node))
+            continue
+        now, node = heappop(events)
+        if node >= 0:
+            rank = rank_of[node]
+            is_busy[rank] = False
+            heappush(awake, rank)
+            waiting = users[node]
+        else:
+            waiting = ((~node, 0.0),)
+        for user, latency in waiting:
+            if latency:
+                heappush(events, (now + latency, ~user))
+                continue
+            missing[user] -= 1
+            if not missing[user]:
+                heappush(heap_of[user], place[user])
+                if not is_busy[rank_of[user]]:
+                    heappush(awake, rank_of[user])
+    return None if inf in ends else (orders, ends)

@@ -4,13 +4,10 @@ from collections.abc import Generator
 from contextlib import suppress
 from heapq import heappop, heapreplace
 from math import inf
-from typing import ClassVar, Generic, TypeVar
 
 from attrs import define, field
 
-from schedlang.passes.op_graph import Nodes, Orders
-
-N = TypeVar("N", bound=Nodes)
+from schedlang.passes.op_graph import Graph, Orders
 
 #: A rank's choices. Whenever the rank is idle, the generator gets the time and yields the node that
 #: begins now, or None to wait. If a generator returns, the execution is given up.
@@ -18,7 +15,7 @@ Choices = Generator[int | None, float, None]
 
 
 @define
-class Online(Generic[N]):
+class Online:
     """Ranks run nodes of a graph. `orders` has the nodes that each rank has run, and `ends` the
     time at which each node ends, infinite until it has begun.
 
@@ -26,10 +23,7 @@ class Online(Generic[N]):
     all inputs of a node have arrived, infinite until the last of these inputs has begun.
     """
 
-    #: Whether `notice` is also called for a node whose last input begins on the node's own rank.
-    notices_own: ClassVar[bool] = False
-
-    graph: N
+    graph: Graph
     given: Orders
     limit: float
     orders: Orders = field(init=False)
@@ -61,7 +55,9 @@ class Online(Generic[N]):
         raise NotImplementedError
 
     def notice(self, node: int, rank: int, now: float) -> None:
-        """React to the begin of the last input of a node: its rank now knows when inputs arrive."""
+        """React to the begin of the last input of a node, on another rank than its own, which now
+        knows when inputs arrive.
+        """
         raise NotImplementedError
 
     def execute(self) -> None:
@@ -87,7 +83,6 @@ class Online(Generic[N]):
         held = self.held
         events = self.events
         notice = self.notice
-        notices_own = self.notices_own
         choices = list(map(self.choices, range(len(self.given))))
         for choice in choices:
             next(choice)
@@ -114,5 +109,5 @@ class Online(Generic[N]):
                     if not missing[user]:
                         arrival[user] = there[user]
                         other = rank_of[user]
-                        if other != rank or notices_own:
+                        if other != rank:
                             notice(user, other, now)

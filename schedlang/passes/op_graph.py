@@ -9,6 +9,7 @@ import numpy as np
 from attrs import evolve
 
 from schedlang.proof.durations import latencies, op_ends
+from schedlang.proof.edges import own_ideal_events
 from schedlang.proof.graph import Items
 from schedlang.schedule.arrays import Flags, Floats, Ints, counts_of, members, repeated
 from schedlang.schedule.columns import actions_of, op_names
@@ -249,7 +250,12 @@ class Graph(Nodes):
     @cached_property
     def own_ends(self) -> list[float]:
         """The ends of all nodes if ranks follow the schedule's own order."""
-        return self.ends(self.order)
+        if len(self) < len(self._nodes):
+            return self.ends(self.order)
+        # Each node is one op, and the proof has asked when it ends.
+        events = own_ideal_events(self.schedule)
+        ends: list[float] = self.fixed.numbers(events.graph.ends[events.item]).tolist()
+        return ends
 
     def ends(self, orders: Orders) -> list[float]:
         """When each node ends if ranks follow these orders; an empty list if they deadlock."""
@@ -379,7 +385,7 @@ class Graph(Nodes):
         return evolve(self.schedule, ranks=ranks, slots=None)
 
 
-def _grouped(values: Sequence[T], groups: Ints, count: int) -> list[list[T]]:
+def _grouped(values: list[T], groups: Ints, count: int) -> list[list[T]]:
     """Split values into `count` lists by their group; values of one group stand together."""
     bounds = np.searchsorted(groups, np.arange(count + 1)).tolist()
-    return [list(values[begin:end]) for begin, end in pairwise(bounds)]
+    return [values[begin:end] for begin, end in pairwise(bounds)]

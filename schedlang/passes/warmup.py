@@ -27,7 +27,7 @@ def longer_warmups(graph: Graph, given: Orders, limit: float) -> Iterator[Orders
 
 
 @define
-class _Warmup(Online[Graph]):
+class _Warmup(Online):
     """An execution up to the end of all warm-ups. A rank that would wait in its warm-up runs
     further forwards, up to `more` of them; with `beyond`, also forwards that end after the wait
     would.

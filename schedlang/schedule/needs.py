@@ -141,6 +141,8 @@ def needs_of(schedule: Schedule) -> Needs:
 @once
 def all_needs_of(schedule: Schedule) -> Needs:
     """What every action needs, each gradient of an optimizer step included."""
+    if not schedule.has_updates:
+        return needs_of(schedule)
     return _needs_of(schedule, with_sums=True)
 
 

@@ -218,6 +218,14 @@ def test_fill_keeps_its_limit_or_finds_nothing(
         assert max(prove(lower(filled)).peak_memory) <= limit
 
 
+@examples(100)
+@given(schedules(), COSTS)
+def test_ops_end_as_the_proof_says(schedule: Schedule, costs: Costs) -> None:
+    """Where no ops overlap, their ends come from the proof, and the graph's walk gives the same."""
+    graph = Graph(evolve(schedule, costs=costs))
+    assert graph.own_ends == graph.ends(graph.order)
+
+
 @examples(150)
 @given(schedules())
 @pytest.mark.slow

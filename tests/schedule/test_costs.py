@@ -14,6 +14,7 @@ from schedlang import (
     Source,
     compile,
     read_plan,
+    read_source,
     simulate,
     write_plan,
 )
@@ -22,6 +23,7 @@ from schedlang.passes.op_graph import Graph
 from schedlang.proof.prove import ideal_execution
 from schedlang.ranks.weight_versions import follow_weights
 from schedlang.schedule.costs import costs_of, read_costs
+from schedlang.schedule.kinds import Kind
 from tests.support.paths import PROGRAMS
 
 PARAMS = "param ranks = 2  param microbatches = 2"
@@ -385,3 +387,17 @@ ROUNDED = """
     param microbatches = 2
     rank r { F(0) B(0) F(1) B(1) }
 """
+
+
+def test_costs_remember_the_last_layout_alone() -> None:
+    costs = Costs(forward_times=[2], forward_memory=[3])
+    two, four = (
+        compile(read_source(PROGRAMS / "1f1b.sched"), {"ranks": ranks}).layout
+        for ranks in (2, 4)
+    )
+    for layout, stages in ((two, 2), (four, 4), (two, 2)):
+        assert costs.durations(layout)[Kind.F] == [2] * stages
+        assert costs.memory(layout)[Kind.F] == [3] * stages
+        assert costs.durations(layout) is costs.durations(layout)
+    slower = evolve(costs, forward_times=[5])
+    assert slower.durations(two)[Kind.F] == [5, 5]

@@ -259,6 +259,10 @@ def _means(table: Floats, units: Ints) -> list[float]:
     if table.shape[1] == 1:
         means: list[float] = table[:, 0].tolist()
         return means
-    return [
-        float(row[:length].mean()) for row, length in zip(table, units, strict=True)
-    ]
+    # Rows of one length at once: each batch may come with costs of its own.
+    found = np.empty(len(table))
+    for length in set(units.tolist()):
+        rows = units == length
+        found[rows] = table[rows, :length].mean(axis=1)
+    means = found.tolist()
+    return means

@@ -1,9 +1,9 @@
 """What actions cost: how long they take, and what they add to the memory of their rank."""
 
-from collections.abc import Iterable, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, wraps
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 from attrs import Attribute, evolve, field, fields, frozen
@@ -34,6 +34,8 @@ from schedlang.schedule.layout import Layout
 
 if TYPE_CHECKING:
     from schedlang.schedule.costs.component_costs import Components
+
+T = TypeVar("T")
 
 # Whatever is given, a field has tuples.
 _Values = Sequence[float] | None
@@ -70,6 +72,24 @@ def _with_added_kinds(_: type, known: list["Attribute[Any]"]) -> list["Attribute
                 metadata = {"cost": about}
                 added.append(like.evolve(name=name, alias=name, metadata=metadata))
     return [*known, *added]
+
+
+def _remembered(
+    find: Callable[["Costs", Layout | int], T],
+) -> Callable[["Costs", Layout | int], T]:
+    """Let costs remember the result of a method for the layout that it was asked for last: a
+    compilation asks again at each of its steps.
+    """
+
+    @wraps(find)
+    def of_last(costs: "Costs", layout: Layout | int) -> T:
+        last, found = costs._last.get(find, (None, None))
+        if last is not layout:
+            found = find(costs, layout)
+            costs._last[find] = layout, found
+        return cast(T, found)
+
+    return of_last
 
 
 @frozen(repr=False, field_transformer=_with_added_kinds)
@@ -232,6 +252,11 @@ class Costs:
         return any(has_lists(getattr(self, name)) for name in self._given(*groups))
 
     @cached_property
+    def _last(self) -> dict[Callable[..., Any], tuple[Layout | int, Any]]:
+        """By method of these costs: the layout that it was asked for last, and the result."""
+        return {}
+
+    @cached_property
     def fixed_times(self) -> FixedPoint:
         """The common denominator of all times; none if components or bandwidths determine them."""
         if self.components is not None or self._given("bandwidth"):
@@ -294,6 +319,7 @@ class Costs:
             message += f": no op of {absent}; each rank has a trace of its own, give all of them"
         raise WrongNumber(message)
 
+    @_remembered
     def durations(self, layout: Layout | int) -> Durations:
         """The durations of ops in a layout; or on so many stages, if they do not differ by
         microbatch. ValueError for a wrong number of values.
@@ -420,6 +446,7 @@ class Costs:
         """For each stage the bytes of one version of its weights. ValueError as above."""
         return self._of_stages("weights_bytes", stages)
 
+    @_remembered
     def memory(self, layout: Layout | int) -> Amounts:
         """What each kind of op adds to the memory of its rank, in a layout; or on so many stages
         that are all trained. ValueError as above.

@@ -17,7 +17,7 @@ from attrs import frozen
 from schedlang.extras.search.optimize.instance import Instance
 from schedlang.extras.search.optimize.problem import Answer, Problem
 from schedlang.extras.search.optimize.published import published
-from schedlang.passes.greedy import MostUrgent
+from schedlang.passes.greedy import most_urgent_first
 from schedlang.passes.op_graph import Orders
 
 #: The number of orders to try.
@@ -67,8 +67,9 @@ def greedy(
     `Instance.room_for`.
     """
     room = instance.room_for if room is None else room
-    run = MostUrgent(instance, instance.nodes_of_rank, inf, urgency, room)
-    return run.orders if run.is_done() else None
+    ranks = len(instance.nodes_of_rank)
+    execution = most_urgent_first(instance, ranks, urgency, room)
+    return None if execution is None else execution[0]
 
 
 def starts(instance: Instance, seed: int = 0) -> Iterator[tuple[Orders, float]]:
