@@ -21,6 +21,7 @@ from tests.support.damage import (
     batched_plan,
     damaged_plans,
     gallery,
+    handed_over,
     one_of,
     random_plan,
 )
@@ -80,7 +81,10 @@ def inputs(plan: Any) -> dict[int, list[torch.Tensor]]:
         for stage in range(each["start"], each["stop"]):
             shape = each["microbatches"], 2, WIDTH
             values = torch.randn(*shape, generator=generator, dtype=torch.double)
-            if all(pipeline(plan, earlier) != each for earlier in before(plan, stage)):
+            is_first = all(
+                pipeline(plan, earlier) != each for earlier in before(plan, stage)
+            )
+            if is_first and stage not in taken_over(plan):
                 found[stage] = list(values)
     return found
 
@@ -95,26 +99,66 @@ def starts(plan: Any) -> list[int]:
     return [0] if plan["models"] else [each["start"] for each in plan["pipelines"]]
 
 
+def handovers(plan: Any) -> list[tuple[int, int]]:
+    """The edges between pipelines of one model. The earlier stage runs ahead: the later one takes
+    its output, and has its gradients from its own pipeline.
+    """
+    return [
+        (a, b)
+        for a, b in plan["edges"]
+        if not plan["models"] and pipeline(plan, a) != pipeline(plan, b)
+    ]
+
+
+def edges_of(plan: Any) -> list[tuple[int, int]]:
+    """The other edges, of the first pipeline or between models."""
+    others = handovers(plan)
+    return [(a, b) for a, b in plan["edges"] if (a, b) not in others]
+
+
+def taken_over(plan: Any) -> set[int]:
+    """The stages that take the output of a stage that runs ahead."""
+    return {later for _, later in handovers(plan)}
+
+
+def ahead(plan: Any) -> set[int]:
+    """The stages that run ahead: they have no backward."""
+    return {
+        stage
+        for earlier, _ in handovers(plan)
+        for stage in range(
+            pipeline(plan, earlier)["start"], pipeline(plan, earlier)["stop"]
+        )
+    }
+
+
 def skips(plan: Any) -> dict[int, tuple[int, int]]:
-    """The earlier and the later stage of each skip, and of each edge that is not between
-    neighbours, by its number.
+    """The earlier and the later stage of each skip, of each edge that is not between neighbours,
+    and of each handover, by its number.
     """
     far = [
-        (a, b) for a, b in plan["edges"] if b > a + 1 or pipeline(plan, a)["stop"] == b
+        (a, b) for a, b in edges_of(plan) if b > a + 1 or pipeline(plan, a)["stop"] == b
     ]
     pairs = [
         (start + a, start + b)
         for start in starts(plan)
         for a, b in [*far, *plan["skips"]]
     ]
-    return dict(enumerate(pairs, len(plan["placement"])))
+    return dict(enumerate([*pairs, *handovers(plan)], len(plan["placement"])))
 
 
 def is_near(plan: Any, stage: int) -> bool:
     """Whether a stage hands on to the next one."""
+    return is_chained(plan, stage) and stage + 1 not in taken_over(plan)
+
+
+def is_chained(plan: Any, stage: int) -> bool:
+    """Whether a stage has its gradients from the next one."""
     if stage < 0 or stage + 1 == pipeline(plan, stage)["stop"]:
         return False
-    edges = [[start + a, start + b] for start in starts(plan) for a, b in plan["edges"]]
+    edges = [
+        [start + a, start + b] for start in starts(plan) for a, b in edges_of(plan)
+    ]
     # A model without edges of its own is a chain.
     own = pipeline(plan, stage)
     edges = [[a, b] for a, b in edges if pipeline(plan, a) == pipeline(plan, b) == own]
@@ -130,8 +174,9 @@ def before(plan: Any, stage: int) -> list[int]:
 def ends(plan: Any) -> set[int]:
     """The stages that hand on nothing: each has a loss."""
     stages = range(len(plan["placement"]))
-    return set(stages) - {
-        earlier for stage in stages for earlier in before(plan, stage)
+    others = {earlier for stage in stages for earlier in before(plan, stage)}
+    return {
+        stage for stage in stages if stage not in others and not is_chained(plan, stage)
     }
 
 
@@ -150,12 +195,16 @@ def alone(plan: Any) -> list[torch.Tensor]:
     given = inputs(plan)
     for microbatch in range(max(each["microbatches"] for each in plan["pipelines"])):
         outputs: dict[int, torch.Tensor] = {}
-        for stage, parameter in enumerate(parameters):
+        # Stages that run ahead are numbered behind those that take over.
+        for stage in sorted(range(len(parameters)), key=lambda s: s not in ahead(plan)):
             if microbatch < pipeline(plan, stage)["microbatches"]:
                 # What a stage takes from several is added up, and the module is a matrix.
                 values = [outputs[earlier] for earlier in before(plan, stage)]
                 values += [given[stage][microbatch]] if stage in given else []
-                outputs[stage] = sum(values[1:], start=values[0]) @ parameter
+                if stage in taken_over(plan):
+                    own = outputs[stage - 1]
+                    values = [values[0].detach() + own - own.detach()]
+                outputs[stage] = sum(values[1:], start=values[0]) @ parameters[stage]
         total = sum(loss(outputs[stage]) for stage in ends(plan) & outputs.keys())
         if total.requires_grad:
             total.backward()
@@ -246,7 +295,7 @@ class Interpreter:
         value = torch.zeros(2, WIDTH, dtype=torch.double)
         if stage in self.ends:
             value = self.value("F", stage, microbatch)
-        elif is_near(self.plan, stage):
+        elif is_chained(self.plan, stage):
             value = self.value("B", stage + 1, microbatch)
         for number, (earlier, later) in self.skips.items():
             if earlier == stage:
@@ -354,9 +403,10 @@ def difference(how: str, file: str, rank: int) -> float:
     if how == "runtime":
         # Of those the runtime has no gradients.
         mine = [stage for stage in mine if stage not in frozen]
-    largest = [max(float(right[s].abs().max()), s in frozen) for s in mine]
+    without = frozen | ahead(plan)
+    largest = [max(float(right[s].abs().max()), s in without) for s in mine]
     pairs = zip(mine, largest, strict=True)
-    # In parts of the largest entry. Frozen stages have none, and are compared with 1 instead of 0.
+    # In parts of the largest entry. Stages without gradients are compared with 1 instead of 0.
     found = [float((ours[s] - right[s]).abs().max() / most) for s, most in pairs]
     # NaN is equal to nothing, not even itself: it counts as infinitely wrong.
     return max([0.0, *(each if each == each else torch.inf for each in found)])
@@ -472,6 +522,17 @@ def test_what_is_proved_ends_with_the_right_gradients(
         )
         if runs:
             run_all(launch, how, runs, tally)
+
+
+@pytest.mark.parametrize("size", [(2, 4), (3, 6)])
+def test_the_interpreter_runs_the_whole_gallery(
+    launch: Launcher, size: tuple[int, int]
+) -> None:
+    """What blocks draw from: so a program that the interpreter cannot run shows at once."""
+    plans = [*gallery((size,)), *handed_over()]
+    runs = [plan for plan in plans if len(plan.ranks) == size[0] and can_run(plan)]
+    assert len(runs) > 30
+    run_all(launch, "gloo", runs, Counter())
 
 
 def runtime_takes(plan: Schedule) -> bool:

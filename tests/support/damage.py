@@ -211,7 +211,7 @@ _HANDOVERS = """schedule handovers {{
 
 
 @cache
-def _handed_over() -> tuple[Schedule, ...]:
+def handed_over() -> tuple[Schedule, ...]:
     """Plans in which a pipeline runs ahead, also for some of the stages alone."""
     texts = [
         _HANDOVERS.format(back=back, ahead=ahead)
@@ -237,7 +237,7 @@ def _handed_over() -> tuple[Schedule, ...]:
 
 def handed_over_plan(rng: random.Random) -> Schedule:
     """A plan in which a pipeline hands microbatches over to another one."""
-    return rng.choice(_handed_over())
+    return rng.choice(handed_over())
 
 
 def random_plan(rng: random.Random) -> Schedule:
