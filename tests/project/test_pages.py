@@ -20,6 +20,7 @@ from schedlang.diagnostics.source import Source
 from tests.support.pages import Block, Shell, blocks, commands, matches
 from tests.support.paths import DOCS, ROOT
 from tests.support.ranks import Run
+from tools.pages import verification
 from tools.pages.__main__ import FROM_RUNS, FROM_SOURCE
 
 PAGES = [
@@ -79,6 +80,11 @@ WHATS = {
     ),
     "regenerate": [*FROM_SOURCE, *FROM_RUNS],
 }
+
+
+def test_the_page_of_verdicts_says_what_every_block_has() -> None:
+    """Else the page fails once `make explore` has run for half an hour."""
+    assert verification.WHAT.keys() == verification.KINDS.keys()
 
 
 #: The page whose `torchrun` is torch's own: on others, the processes that it would start are forked.

@@ -26,6 +26,8 @@ WHAT = {
     "ops that overlap, costs by microbatch or by component",
     "travelling": "random pipelines, two or three, between which weights and gradients hop, some with costs or ops that "
     "overlap; hops stand elsewhere too",
+    "handed over": "pipelines that run ahead of another one, on other ranks, on the same, or on some of them, also for some "
+    "of the stages alone",
     "gallery": f"plans of the gallery, for numbers of ranks and microbatches {', '.join(map(str, SMALL))}",
 }
 
