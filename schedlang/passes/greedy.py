@@ -97,6 +97,7 @@ def most_urgent_first(
     heaps: dict[tuple[int, float], list[int]] = defaultdict(list)
     #: By node: the heap of its rank that it joins once it is ready, with its place.
     heap_of = [heaps[key] for key in zip(graph.rank, room.tolist(), strict=True)]
+    #: By rank: these heaps.
     heaps_of: list[list[list[int]]] = [[] for _ in range(ranks)]
     for (rank, _), heap in heaps.items():
         heaps_of[rank].append(heap)

@@ -250,9 +250,10 @@ class Graph(Nodes):
     @cached_property
     def own_ends(self) -> list[float]:
         """The ends of all nodes if ranks follow the schedule's own order."""
-        if len(self) < len(self._nodes):
+        if self.schedule.columns.group.any():
+            # Ops that overlap end together, and a weight gradient among them is a node of its own.
             return self.ends(self.order)
-        # Each node is one op, and the proof has asked when it ends.
+        # Each node is one op, and the proof, which is asked before any search, knows its end.
         events = own_ideal_events(self.schedule)
         ends: list[float] = self.fixed.numbers(events.graph.ends[events.item]).tolist()
         return ends

@@ -218,8 +218,15 @@ def test_fill_keeps_its_limit_or_finds_nothing(
         assert max(prove(lower(filled)).peak_memory) <= limit
 
 
+#: A weight gradient is a node of its own, also where it overlaps with a forward.
+_OVERLAPPED = make_schedule(
+    (0,), 2, (parse_actions("0F0 0I0 (0W0;0F1)OVERLAP_F_B 0I1 0W1", [0] * 6),)
+)
+
+
 @examples(100)
 @given(schedules(), COSTS)
+@example(_OVERLAPPED, Costs())
 def test_ops_end_as_the_proof_says(schedule: Schedule, costs: Costs) -> None:
     """Where no ops overlap, their ends come from the proof, and the graph's walk gives the same."""
     graph = Graph(evolve(schedule, costs=costs))
